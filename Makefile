@@ -1,0 +1,77 @@
+# Everything a developer runs. `make` alone lists the targets; each one prepares .venv first if it has to.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+LOG    := $(VENV)/setup.log
+DIST   := dist
+TORCH  := $(shell sed -n '/^torch==/p' constraints.txt)
+
+# Build environments are made by pip as well, and read only the environment variables; newer versions of pip
+# read the second one there.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+PIP_INSTALL := $(PY) -m pip install --quiet -c constraints.txt
+
+# One thread a worker: two workers with two threads each would fight for two cores.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
+
+# The parts that are tested in moments: no engine runs in them.
+QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_repository.py \
+           tests/test_errors.py tests/test_cost.py tests/spec tests/plan)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check test test-long bench bench-quick mutants wheel format clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
+	  printf '  make %-12s %s\n' "$$name" "$$what"; done
+
+setup: $(STAMP)  ## create .venv with the pinned dependencies (does nothing when it is up to date)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "setup: Python must be 3.11 or newer; got $$($(PYTHON) --version 2>&1). Use make PYTHON=python3.11." >&2; exit 1; }
+	@test -x $(PY) || { echo "setup: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@: > $(LOG)
+	@echo "setup: installing $(TORCH) (minutes the first time)"
+	@$(PIP_INSTALL) '$(TORCH)' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
+	@echo "setup: installing regard and its development tools"
+	@$(PIP_INSTALL) -e '.[dev]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
+	@touch $@
+	@echo "setup: done, the log is $(LOG)"
+
+check: setup  ## format, lint, types, import order, quick tests: under a minute
+	@$(PY) -m ruff format --check --quiet . || { echo "check: run make format" >&2; exit 1; }
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m mypy
+	@HYPOTHESIS_PROFILE=quick $(PYTEST) $(QUICK)
+
+test: setup  ## every test not marked long: under 12 minutes on two cores
+	@$(PYTEST) --durations 10
+
+test-long: setup  ## the tests marked long (lengths, memory), one after another: under 45 minutes
+	@$(PY) -m pytest -m long --durations 10
+
+bench: setup  ## measure side by side with others, and write the results
+	@$(PY) benchmarks/run.py
+
+bench-quick: setup  ## the same at small sizes: under 2 minutes
+	@$(PY) benchmarks/run.py --quick
+
+mutants: setup  ## break the code on purpose, one break at a time: each must fail its law
+	@$(PY) tools/mutants.py
+
+wheel: setup  ## build the wheel, from a source archive so that nothing stale gets in
+	@$(PY) -m build --outdir $(DIST) .
+
+format: setup  ## put all Python code into the house format, imports sorted
+	@$(PY) -m ruff check --select I --fix --quiet .
+	@$(PY) -m ruff format --quiet .
+
+clean:  ## remove what building and testing left behind, but not .venv
+	@rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

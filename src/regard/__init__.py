@@ -1,0 +1,24 @@
+"""regard: attention as one exact definition, planned, explained, differentiable, in linear memory.
+
+The way of a call: `attention` reads a question (`spec`), decides how to answer it (`plan`), lets an engine compute
+it (`engine`) and hands it back (`result`). Masks, scores, weighings and measures are in the modules of those names.
+"""
+
+from regard import cost, errors, measure
+from regard.attention import attend, attention, engines, explain
+from regard.engine.merge import merge
+from regard.spec import mask, score, weigh
+
+__all__ = [
+    "attend",
+    "attention",
+    "cost",
+    "engines",
+    "errors",
+    "explain",
+    "mask",
+    "measure",
+    "merge",
+    "score",
+    "weigh",
+]

@@ -1,0 +1,123 @@
+"""The whole way of a call on one screen: read the question, choose how, run it, hand it back."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.engine.gradient import Engine, run
+from regard.engine.reference import Reference
+from regard.engine.tiled import Tiled
+from regard.plan.blocks import blocks
+from regard.plan.choose import Plan, choose
+from regard.result import Attended
+from regard.spec.spec import Inputs, Question, read
+from regard.weights import Weights
+
+IN_ORDER: tuple[Engine, ...] = (Tiled(),)
+BY_NAME: tuple[Engine, ...] = (Reference(),)
+
+
+def engines() -> tuple[str, ...]:
+    """The names of the engines, in the order in which they are tried; `reference` runs only when asked for."""
+    return tuple(e.name for e in (*IN_ORDER, *BY_NAME))
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Any = None,
+    mask: Any = None,
+    weigh: Any = None,
+    value: Any = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    start: Any = None,
+    engine: str | None = None,
+) -> Any:
+    """The attention of queries over keys and values: o_i = sum_j a_ij g(v_j), exactly, in linear memory.
+
+    q is (..., heads, n_q, width), k and v (..., key heads, n_k, width); 3-D means one head, 2-D one sequence. Fewer
+    key heads than query heads are shared in groups. The result has q's dimensions and v's width. NumPy in, NumPy out.
+
+    score: how q and k are compared (`regard.score`; None is q·k/√d), or a rule (s, b, h, i, j) on top of that.
+    mask: who may look at whom, True = may (`regard.mask`, a boolean tensor, or a function (b, h, i, j)).
+    weigh: how scores become weights (`regard.weigh`; None is softmax).
+    value: a function of v. dropout: the share of weights left out, decided by `seed` alone.
+    start: where the first query stands among the keys; None is n_k - n_q. engine: None lets the plan choose.
+
+    >>> q = torch.eye(2)
+    >>> attention(q, q, torch.tensor([[1.0], [0.0]]), mask=lambda b, h, i, j: j <= i)
+    tensor([[1.0000],
+            [0.3302]])
+    """
+    question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
+    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    output, _, _ = _answer(question, plan)
+    return question.shaped(output)
+
+
+def attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Any = None,
+    mask: Any = None,
+    weigh: Any = None,
+    value: Any = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    start: Any = None,
+    engine: str | None = None,
+) -> Attended:
+    """The same as `attention`, kept open: `.output`, `.weights` (any part, on request), `.lse`, `.plan`.
+
+    >>> q = torch.eye(2)
+    >>> attend(q, q, q).weights[0].tolist()
+    [0.6697615385055542, 0.33023846149444580]
+    """
+    question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
+    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    output, statistic, inputs = _answer(question, plan)
+    shaped = None if statistic is None else question.shaped(statistic)
+    weights = Weights(question, plan, inputs, statistic)
+    return Attended(question.shaped(output), weights, plan, question.seed, shaped)
+
+
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Any = None,
+    mask: Any = None,
+    weigh: Any = None,
+    value: Any = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    start: Any = None,
+    engine: str | None = None,
+) -> Plan:
+    """What would run, why, and what it costs; nothing is computed. q, k, v may be shapes alone.
+
+    >>> print(explain((8, 4096, 64), (8, 4096, 64), (8, 4096, 64)).engine)
+    tiled
+    """
+    question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
+    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    return plan.covering(blocks(question.spec, question.captured(), question.start, plan.tiles))
+
+
+def _answer(question: Question, plan: Plan) -> tuple[Tensor, Tensor | None, Inputs]:
+    """Output (batch, heads, n_q, width), row statistic, and what the engine was given."""
+    inputs = question.inputs()
+    engine = next(e for e in (*IN_ORDER, *BY_NAME) if e.name == plan.engine)
+    output, statistic = run(engine, plan.spec, plan.tiles, inputs)
+    factor = question.weigh.factor
+    if factor is not None:
+        share = factor(statistic, plan.spec.lengths)
+        output = (output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)).to(output.dtype)
+    return output, statistic, inputs

@@ -1,0 +1,38 @@
+"""Dropout as a pure function of (seed, b, h, i, j): the hash, written down once.
+
+All arithmetic is on 32-bit words, so that vector code computes the same numbers. With mix(x) as below,
+
+    one   = mix(mix(mix(mix(seed_low) + seed_high) + b) + h) + i),    other = mix(one ^ 0x9E3779B9)
+    word  = mix(j * (other | 1) + one)
+
+and the pair is dropped where word < round(p * 2**32). A row's keys walk with a stride of their own, so that two rows
+share a pattern only if two words of 32 bits agree.
+"""
+
+import torch
+from torch import Tensor
+
+from regard.spec.evaluate import Positions
+
+_WORD = 0xFFFFFFFF
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words that spreads every bit over all; int64 products wrap, the low word stays right."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _WORD
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & _WORD
+    return x ^ (x >> 16)
+
+
+def dropped(seed: int, dropout: float, positions: Positions) -> Tensor:
+    """Which pairs are dropped: booleans of the positions' shape."""
+    b, h, i, j = (torch.as_tensor(positions[name]) for name in "bhij")
+    low = torch.tensor(seed & _WORD, device=j.device)
+    row = _mix((_mix(low) + ((seed >> 32) & _WORD)) & _WORD)
+    for index in (b, h, i):
+        row = _mix((row + index) & _WORD)
+    stride = _mix(row ^ 0x9E3779B9) | 1
+    word = _mix((j * stride + row) & _WORD)
+    return word < round(dropout * 2**32)

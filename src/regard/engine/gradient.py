@@ -1,0 +1,313 @@
+"""Derivatives of every order, for every engine.
+
+With F(x) the answer (output and row statistic) to the inputs x, an engine computes F and its first derivative
+G(x, c) = c·F'(x). Everything beyond comes from two more maps, both taken of the direct formula a block of queries at
+a time, so in O(n) memory:
+
+    T(x, t)    = F'(x) t                       forward mode
+    S(x, c, t) = the gradient in x of c·F'(x) t
+
+since the derivatives of G are S and T, and those of T are S and G. Each is an autograd function that torch can
+differentiate, transform and batch. Only the derivative of S (third order) keeps a graph of all pairs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.engine.dense import dense
+from regard.plan.blocks import Tiles, ranges
+from regard.spec.spec import Inputs, Spec
+
+PAIRS_A_BLOCK = 2**20  # of the direct formula: a few tens of MB
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What a backward pass starts from: the answer, and the gradients that reach it."""
+
+    output: Tensor
+    statistic: Tensor
+    d_output: Tensor
+    d_statistic: Tensor
+
+
+class Engine(Protocol):
+    """Who computes. `objections` says in sentences what it cannot do; an empty tuple means it can."""
+
+    name: str
+    linear_memory: bool
+
+    def objections(self, spec: Spec) -> tuple[str, ...]: ...
+
+    def tiles(self, spec: Spec) -> Tiles: ...
+
+    def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]: ...
+
+    def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A spec on an engine, and what of its inputs is no tensor; tensors come as q, k, v, captured, parameters."""
+
+    engine: Engine
+    spec: Spec
+    tiles: Tiles
+    inputs: Inputs
+    captured: int
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Inputs:
+        q, k, v, *rest = tensors
+        captured, parameters = tuple(rest[: self.captured]), tuple(rest[self.captured :])
+        return replace(self.inputs, q=q, k=k, v=v, tensors=captured, parameters=parameters)
+
+
+def run(engine: Engine, spec: Spec, tiles: Tiles, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """The engine's answer, differentiable in every tensor: output (batch, heads, n_q, width) and row statistic."""
+    tensors = (inputs.q, inputs.k, inputs.v, *inputs.tensors, *inputs.parameters)
+    bare = replace(inputs, q=tensors[0].new_empty(0), k=tensors[0].new_empty(0), v=tensors[0].new_empty(0))
+    call = Call(engine, spec, tiles, replace(bare, tensors=(), parameters=()), len(inputs.tensors))
+    with torch.autocast(inputs.q.device.type, enabled=False):
+        output, statistic = _F.apply(call, *tensors)
+    return output, statistic if spec.normaliser.statistic else None
+
+
+def _batched(function: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
+    """torch.vmap's rule for all of them: one after the other."""
+    results = []
+    for n in range(info.batch_size):
+        one = [a if d is None else a.select(d, n) for a, d in zip(args, in_dims, strict=True)]
+        results.append(function.apply(*one))
+    return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
+
+
+class _F(torch.autograd.Function):
+    """F: (call, x...) -> output, statistic."""
+
+    @staticmethod
+    def forward(call: Call, *x: Tensor) -> tuple[Tensor, Tensor]:
+        output, statistic = call.engine.forward(call.spec, call.with_tensors(x), call.tiles)
+        return output, output.new_empty(0) if statistic is None else statistic
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, *x = inputs
+        ctx.save_for_backward(*output, *x)
+        ctx.save_for_forward(*x)
+
+    @staticmethod
+    def backward(ctx: Any, *c: Tensor) -> Any:
+        output, statistic, *x = ctx.saved_tensors
+        needs = ctx.needs_input_grad[1:]
+        return None, *_spread(needs, _G.apply(ctx.call, tuple(needs), output, statistic, *c, *x))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        return _T.apply(ctx.call, *ctx.saved_tensors, *_filled(tangents, ctx.saved_tensors))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _batched(_F, info, in_dims, *args)
+
+
+class _G(torch.autograd.Function):
+    """G: (call, needs, output, statistic, c..., x...) -> the gradients of those x that are needed."""
+
+    @staticmethod
+    def forward(call: Call, needs: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        output, statistic, *c = tensors[:4]
+        saved = Saved(output, statistic, c[0], c[1])
+        return tuple(call.engine.backward(call.spec, call.with_tensors(tensors[4:]), call.tiles, saved, needs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, ctx.needs, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *t: Tensor) -> Any:
+        c, x = ctx.saved_tensors[2:4], ctx.saved_tensors[4:]
+        along = _filled(_spread(ctx.needs, t), x)
+        in_c = _T.apply(ctx.call, *x, *along)
+        in_x = _S.apply(ctx.call, ctx.needs, *c, *x, *along)
+        return None, None, None, None, *in_c, *_spread(ctx.needs, in_x)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        output, statistic, *rest = ctx.saved_tensors
+        c, x = rest[:2], rest[2:]
+        d_c, d_x = _filled(tangents[4:6], c), _filled(tangents[6:], x)
+        one = _S.apply(ctx.call, ctx.needs, *c, *x, *d_x)
+        other = _G.apply(ctx.call, ctx.needs, output, statistic, *d_c, *x)
+        return tuple(a + b for a, b in zip(one, other, strict=True))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _batched(_G, info, in_dims, *args)
+
+
+class _T(torch.autograd.Function):
+    """T: (call, x..., tangents...) -> the change of output and statistic."""
+
+    @staticmethod
+    def forward(call: Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        half = len(tensors) // 2
+        return _tangent(call, tensors[:half], tensors[half:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *c: Tensor) -> Any:
+        half = len(ctx.saved_tensors) // 2
+        x, t = ctx.saved_tensors[:half], ctx.saved_tensors[half:]
+        needs = tuple(a.is_floating_point() for a in x)
+        in_x = _S.apply(ctx.call, needs, *c, *x, *t)
+        output, statistic = _F.apply(ctx.call, *x)
+        in_t = _G.apply(ctx.call, needs, output, statistic, *c, *x)
+        return None, *_spread(needs, in_x), *_spread(needs, in_t)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _batched(_T, info, in_dims, *args)
+
+
+class _S(torch.autograd.Function):
+    """S: (call, needs, c..., x..., t...) -> the gradient in the needed x of c·F'(x) t."""
+
+    @staticmethod
+    def forward(call: Call, needs: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        half = (len(tensors) - 2) // 2
+        return tuple(_second(call, needs, tensors[:2], tensors[2 : 2 + half], tensors[2 + half :]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, ctx.needs, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *d: Tensor) -> Any:
+        higher = torch.is_grad_enabled()
+        half = (len(ctx.saved_tensors) - 2) // 2
+        with torch.enable_grad():
+            leaves = [a if higher and a.requires_grad else _leaf(a) for a in ctx.saved_tensors]
+            c, x, t = leaves[:2], leaves[2 : 2 + half], leaves[2 + half :]
+            result = _second(ctx.call, ctx.needs, c, x, t, keep_graph=True)
+            wanted = [a for a in leaves if a.is_floating_point()]
+            found = torch.autograd.grad(result, wanted, d, allow_unused=True, create_graph=higher)
+        return None, None, *_spread([a.is_floating_point() for a in leaves], found)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _batched(_S, info, in_dims, *args)
+
+
+def _spread(needs: Sequence[bool], found: Sequence[Any]) -> list[Any]:
+    """What was found for the needed ones, with None in the places between."""
+    rest = iter(found)
+    return [next(rest) if needed else None for needed in needs]
+
+
+def _filled(tangents: Sequence[Any], like: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(x) if t is None else t for t, x in zip(tangents, like, strict=True)]
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_(x.is_floating_point())
+
+
+def _row_blocks(spec: Spec) -> Iterator[range]:
+    """Queries in blocks small enough for the direct formula."""
+    pairs_a_row = max(1, spec.batch * spec.heads * spec.n_k)
+    return iter(ranges(spec.n_q, max(1, PAIRS_A_BLOCK // pairs_a_row)))
+
+
+def _answer(spec: Spec, inputs: Inputs, rows: range, precision: torch.dtype) -> list[Tensor]:
+    output, statistic = dense(spec, inputs, rows, precision)
+    return [output] if statistic is None else [output, statistic]
+
+
+def _rows_of(parts: Sequence[Tensor], count: int, rows: range, like: Sequence[Tensor]) -> list[Tensor]:
+    return [p[:, :, rows.start : rows.stop].to(a.dtype) for p, a in zip(parts[:count], like, strict=True)]
+
+
+def vector_jacobian(
+    spec: Spec, inputs: Inputs, saved: Saved, needs: Sequence[bool], *, rows: int, precision: torch.dtype
+) -> list[Tensor]:
+    """G by autograd of the direct formula, in blocks of this many queries."""
+    tensors = (inputs.q, inputs.k, inputs.v, *inputs.tensors, *inputs.parameters)
+    own = inputs.function is not None  # a custom function reads its own tensors, not copies of them
+    with torch.enable_grad():
+        free = 3 + len(inputs.tensors)
+        leaves = [t if own and n >= free else _leaf(t) for n, t in enumerate(tensors)]
+        there = replace(
+            inputs, q=leaves[0], k=leaves[1], v=leaves[2], tensors=tuple(leaves[3:free]), parameters=tuple(leaves[free:])
+        )
+        wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
+        sums: list[Tensor | None] = [None] * len(wanted)
+        for block in ranges(spec.n_q, rows):
+            answer = _answer(spec, there, block, precision)
+            c = _rows_of([saved.d_output, saved.d_statistic], len(answer), block, answer)
+            sums = _added(sums, torch.autograd.grad(answer, wanted, c, allow_unused=True))
+    return [torch.zeros_like(w) if s is None else s for s, w in zip(sums, wanted, strict=True)]
+
+
+def _added(sums: list[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [m if s is None else s if m is None else s + m for s, m in zip(sums, more, strict=True)]
+
+
+def _tangent(call: Call, x: Sequence[Tensor], t: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    spec = call.spec
+    outputs, statistics = [], []
+    with torch.enable_grad():
+        leaves = _leaves(call, x)
+        moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
+        for rows in _row_blocks(spec):
+            answer = _answer(spec, call.with_tensors(leaves), rows, spec.precision)
+            # the derivative of c·F'(x) in c, along t: two backward passes make a forward one
+            c = [torch.zeros_like(a, requires_grad=True) for a in answer]
+            first = torch.autograd.grad(answer, [leaves[n] for n in moving], c, create_graph=True, allow_unused=True)
+            used = [(f, t[n]) for f, n in zip(first, moving, strict=True) if f is not None]
+            change = torch.autograd.grad([f for f, _ in used], c, [d.to(f.dtype) for f, d in used], allow_unused=True)
+            change = [torch.zeros_like(a) if d is None else d for a, d in zip(c, change, strict=True)]
+            outputs.append(change[0])
+            statistics.extend(change[1:])
+    empty = spec.batch, spec.heads, 0
+    output = torch.cat(outputs, 2) if outputs else x[0].new_empty(*empty, spec.value_width)
+    statistic = torch.cat(statistics, 2) if statistics else x[0].new_empty(0)
+    return output.detach().to(spec.dtype), statistic.detach()
+
+
+def _leaves(call: Call, x: Sequence[Tensor]) -> list[Tensor]:
+    own = call.inputs.function is not None  # a custom function reads its own tensors, not copies of them
+    return [t if own and n >= 3 + call.captured else _leaf(t) for n, t in enumerate(x)]
+
+
+def _second(
+    call: Call, needs: Sequence[bool], c: Sequence[Tensor], x: Sequence[Tensor], t: Sequence[Tensor], keep_graph: bool = False
+) -> list[Tensor]:
+    spec = call.spec
+    with torch.enable_grad():
+        leaves = list(x) if keep_graph else _leaves(call, x)
+        moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
+        wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
+        sums: list[Tensor | None] = [None] * len(wanted)
+        for rows in _row_blocks(spec):
+            answer = _answer(spec, call.with_tensors(leaves), rows, spec.precision)
+            reaching = _rows_of(c, len(answer), rows, answer)
+            first = torch.autograd.grad(answer, [leaves[n] for n in moving], reaching, create_graph=True, allow_unused=True)
+            used = [(f, t[n]) for f, n in zip(first, moving, strict=True) if f is not None and f.requires_grad]
+            if used:
+                along = [d.to(f.dtype) for f, d in used]
+                second = torch.autograd.grad([f for f, _ in used], wanted, along, allow_unused=True, create_graph=keep_graph)
+                sums = _added(sums, second)
+    return [torch.zeros_like(w) if s is None else s for s, w in zip(sums, wanted, strict=True)]
+
+

@@ -1,0 +1,21 @@
+"""Every exception regard raises on purpose. A message says what must hold, what was got, and what to do."""
+
+
+class RegardError(Exception):
+    """The root of all of them, so that one `except` catches every refusal of this library."""
+
+
+class SpecError(RegardError, ValueError):
+    """The question itself is not well formed: shapes, dtypes or arguments that cannot go together."""
+
+
+class TraceError(RegardError, TypeError):
+    """A Python function could not be read as a formula."""
+
+
+class EngineError(RegardError, RuntimeError):
+    """An engine was asked for by name and objects, or no engine takes the question."""
+
+
+class BudgetError(RegardError, MemoryError):
+    """What was asked for would take more memory than the budget allows."""

@@ -1,0 +1,1 @@
+"""regard in the shape of what other systems call: one file per system."""

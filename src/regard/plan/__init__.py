@@ -1,0 +1,1 @@
+"""HOW it is computed: which engine, in which tiles, at what cost."""

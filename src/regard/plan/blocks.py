@@ -1,0 +1,81 @@
+"""Which tiles an engine visits: the mask's cover, in strips of queries that share their keys."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from torch import Tensor
+
+from regard.spec.formula import Start
+from regard.spec.hiding import visible
+from regard.spec.regions import Cover, Lengths, cover
+from regard.spec.spec import Spec
+from regard.spec.term import Term, walk
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How many queries and keys a tile has, and how many numbers a tile of several heads may hold."""
+
+    queries: int
+    keys: int
+    numbers: int
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """Some queries of some batch elements and heads, with the ranges of keys they see; `full` hides nothing.
+
+    `h` counts query heads: whole groups of them, or a single one where the mask tells heads apart.
+    """
+
+    b: range
+    h: range
+    i: range
+    keys: tuple[tuple[range, bool], ...]
+
+
+def blocks(spec: Spec, tensors: Sequence[Tensor], start: Start, tiles: Tiles) -> Cover:
+    """The tiles in which some pair may be seen; kept for masks that hold no data."""
+    term = visible(spec.mask, spec.rule, tensors)
+    size = (tiles.queries, tiles.keys)
+    if isinstance(start, int) and not any(node.op == "lookup" for node in walk(term)):
+        return _without_data(term, spec.lengths, start, size)
+    return cover(term, tensors, spec.lengths, start, size)
+
+
+def blocks_without_data(spec: Spec, tiles: Tiles) -> Cover | None:
+    """The same from the spec alone; None where the mask or the rule looks something up."""
+    terms = [t for t in (spec.mask, spec.rule) if t is not None]
+    if spec.start is None or any(node.op == "lookup" for term in terms for node in walk(term)):
+        return None
+    return blocks(spec, (), spec.start, tiles)
+
+
+@lru_cache(maxsize=256)
+def _without_data(term: Term, lengths: Lengths, start: int, size: tuple[int, int]) -> Cover:
+    return cover(term, (), lengths, start, size)
+
+
+def strips(spec: Spec, found: Cover, tiles: Tiles) -> Iterator[Strip]:
+    """All queries once, in an order given by the shape alone; heads that see the same keys go together."""
+    numbers_a_head = max(1, min(tiles.queries, spec.n_q) * min(tiles.keys, spec.n_k))
+    groups = max(1, tiles.numbers // (numbers_a_head * spec.group))
+    heads_together = 1 if found.heads > 1 else spec.group * min(groups, spec.key_heads)
+    batch_together = 1 if found.batch > 1 or heads_together < spec.heads else max(1, groups // spec.key_heads)
+    lists = (found.b * found.heads + found.h) * found.grid[0] + found.row
+    ends = np.searchsorted(lists, np.arange(found.batch * found.heads * found.grid[0] + 1)).tolist()
+    columns, full = found.column.tolist(), found.full.tolist()
+    keys = ranges(spec.n_k, tiles.keys)
+    for b in ranges(spec.batch, batch_together):
+        for h in ranges(spec.heads, heads_together):
+            first = (b.start % found.batch * found.heads + h.start % found.heads) * found.grid[0]
+            for row, i in enumerate(ranges(spec.n_q, tiles.queries)):
+                here = range(ends[first + row], ends[first + row + 1])
+                yield Strip(b, h, i, tuple((keys[columns[n]], full[n]) for n in here))
+
+
+def ranges(length: int, step: int) -> list[range]:
+    """The consecutive ranges of at most `step` that make up a length."""
+    return [range(first, min(first + step, length)) for first in range(0, length, step)]

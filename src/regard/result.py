@@ -1,0 +1,31 @@
+"""What a call gives back when it is kept open."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from regard.errors import SpecError
+from regard.plan.choose import Plan
+from regard.weights import Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """The answer, open for inspection.
+
+    `output` is what `attention` returns; `weights` gives any part of the attention matrix, computed when it is asked
+    for; `plan` says how the answer was found; `seed` is the one dropout used.
+    """
+
+    output: Any
+    weights: Weights
+    plan: Plan
+    seed: int
+    statistic: Any
+
+    @property
+    def lse(self) -> Any:
+        """log sum exp of each row's scores: with it, answers for parts of the keys can be merged."""
+        if self.statistic is None:
+            name = self.plan.spec.normaliser.name
+            raise SpecError(f"lse must come from softmax or a sink; {name} weighs each pair for itself and has no row statistic.")
+        return self.statistic

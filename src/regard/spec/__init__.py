@@ -1,0 +1,1 @@
+"""WHAT is asked: terms, scores, masks, weighings and the frozen spec that holds a whole question."""

@@ -1,0 +1,248 @@
+"""Reading a term: its value on index tensors.
+
+Whole numbers and what is made of them behave as in torch: a division of positions is a float32. Captured floats
+that flow into the score are computed in the precision of the score; whatever decides something (a comparison, a
+bucket) is computed the same way on every engine, so that all of them see the same mask.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.spec.term import COMPARISONS, ROUNDING, Term, slot_of
+
+Index = range | Tensor
+Value = Tensor | bool | int | float
+
+# what turns floats into decisions: the arguments are rounded alike on every engine
+DECIDES = COMPARISONS | ROUNDING | {"to_int", "floordiv", "sign"}
+
+
+class Positions:
+    """Which pairs are looked at: batch elements b, heads h, queries i, keys j, as ranges or index tensors.
+
+    As tensors they broadcast to (batch, heads, queries, keys).
+    """
+
+    def __init__(
+        self, b: Index, h: Index, i: Index, j: Index, *, start: int | Tensor, n_q: int, n_k: int, device: torch.device
+    ) -> None:
+        self.indices: dict[str, Index] = {"b": b, "h": h, "i": i, "j": j}
+        self.start = start
+        self.lengths = {"n_q": n_q, "n_k": n_k}
+        self.device = device
+        self._tensors: dict[str, Tensor] = {}
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int, int]:
+        b, h, i, j = (len(index) for index in self.indices.values())
+        return b, h, i, j
+
+    def __getitem__(self, name: str) -> Value:
+        if name in self.lengths:
+            return self.lengths[name]
+        if name not in self._tensors:
+            self._tensors[name] = self._position() if name == "p" else self._along(name)
+        return self._tensors[name]
+
+    def _along(self, name: str) -> Tensor:
+        index = self.indices[name]
+        if isinstance(index, range):
+            index = torch.arange(index.start, index.stop, device=self.device)
+        shape = [1, 1, 1, 1]
+        shape["bhij".index(name)] = -1
+        return index.view(shape)
+
+    def _position(self) -> Tensor:
+        queries = self._along("i")
+        if isinstance(self.start, int):
+            return queries + self.start
+        return self.start[self._along("b").flatten()].view(-1, 1, 1, 1) + queries
+
+
+class Evaluation:
+    """One look at some positions: gives the value of any term there, computing shared parts once.
+
+    `out_of_range` marks pairs for which a look-up fell outside its tensor; that is an error only if they are seen.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        positions: Positions,
+        score: Tensor | None = None,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        self.tensors = tensors
+        self.positions = positions
+        self.score = score
+        self.precision = precision
+        self.out_of_range: Tensor | None = None
+        self._known: dict[tuple[Term, bool], Value] = {}
+
+    def condition(self, term: Term) -> Tensor:
+        """A mask's value: booleans that broadcast to the positions' shape."""
+        return torch.as_tensor(self._value(term, False), device=self.positions.device)
+
+    def number(self, term: Term) -> Tensor:
+        """A score's value, in the precision of the score."""
+        result = torch.as_tensor(self._value(term, True), device=self.positions.device)
+        return result.to(self.precision) if self.precision else result
+
+    def check_range(self, seen: Tensor) -> None:
+        """Refuse if a pair that is seen looked something up outside its tensor."""
+        if self.out_of_range is None:
+            return
+        wrong = (self.out_of_range & seen).nonzero()
+        if len(wrong):
+            found = wrong[0].tolist()
+            sizes = ", ".join(str(tuple(t.shape)) for t in self.tensors)
+            at = [int(torch.as_tensor(self.positions[n]).flatten()[f]) for n, f in zip("bhij", found, strict=True)]
+            raise SpecError(
+                f"a look-up in a rule must stay inside its tensor wherever the mask lets a query see; at b={at[0]}, "
+                f"h={at[1]}, i={at[2]}, j={at[3]} it does not (tensors of shape {sizes}). Hide such pairs or clamp the index."
+            )
+
+    def _value(self, term: Term, precise: bool) -> Value:
+        key = (term, precise)
+        if key not in self._known:
+            self._known[key] = self._compute(term, precise)
+        return self._known[key]
+
+    def _compute(self, term: Term, precise: bool) -> Value:
+        if term.op == "constant":
+            assert not isinstance(term.value, str | None)
+            return term.value
+        if term.op == "variable":
+            if term.value == "s":
+                assert self.score is not None, "a mask does not see the score"
+                return self.score
+            return self.positions[str(term.value)]
+        if term.op == "lookup":
+            entries = self._look_up(term)
+            if not entries.is_floating_point():
+                return entries
+            if precise and self.precision:
+                return entries.to(self.precision)
+            return entries if entries.dtype == torch.float64 else entries.float()
+        if term.op in DECIDES and "s" not in term.depends:
+            precise = False
+        args: list[Any] = [self._value(a, precise) for a in term.args]
+        if not any(isinstance(a, Tensor) for a in args):
+            args[0] = torch.as_tensor(args[0])
+        return FUNCTIONS[term.op](*args)
+
+    def _look_up(self, term: Term) -> Tensor:
+        tensor = self.tensors[slot_of(term)]
+        sliced = self.sliced(tensor, term.args)
+        if sliced is not None:
+            return sliced
+        index = [self._within(self._value(a, False), size) for a, size in zip(term.args, tensor.shape, strict=True)]
+        return tensor[tuple(index)]
+
+    def sliced(self, tensor: Tensor, args: tuple[Term, ...]) -> Tensor | None:
+        """The block of the tensor that is looked up, the same memory, where its indices are plain positions."""
+        names = [str(a.value) for a in args if a.op == "variable"]
+        if len(set(names)) < len(names):
+            return None
+        index: list[int | slice] = []
+        for arg, size in zip(args, tensor.shape, strict=True):
+            along = self.positions.indices.get(str(arg.value)) if arg.op == "variable" else None
+            if arg.op == "constant" and 0 <= int(arg.value) < size:  # type: ignore[arg-type]  # constants hold numbers
+                index.append(int(arg.value))  # type: ignore[arg-type]  # constants hold numbers
+            elif isinstance(along, range) and along.stop <= size:
+                index.append(slice(along.start, along.stop))
+            else:
+                return None
+        block = tensor[tuple(index)]
+        order = sorted(range(len(names)), key=lambda n: "bhij".index(names[n]))
+        shape = [1, 1, 1, 1]
+        for n in order:
+            shape["bhij".index(names[n])] = block.shape[n]
+        return block.permute(order).view(shape)
+
+    def places(self, term: Term) -> Tensor:
+        """Where a look-up reads, counted through its flattened tensor."""
+        place = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=self.positions.device)
+        for arg, size in zip(term.args, self.tensors[slot_of(term)].shape, strict=True):
+            index = self._within(self._value(arg, False), size)
+            place = place * size + index % size
+        return place
+
+    def _within(self, index: Value, size: int) -> Value:
+        """An index as torch takes it; what lies outside is moved inside and remembered."""
+        if not isinstance(index, Tensor):
+            index = torch.as_tensor(index, device=self.positions.device)
+        if index.numel() == 0 or (int(index.min()) >= -size and int(index.max()) < size):
+            return index
+        outside = (index < -size) | (index >= size)
+        self.out_of_range = outside if self.out_of_range is None else self.out_of_range | outside
+        return index.clamp(-size, size - 1)
+
+
+def _whole(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Arithmetic on conditions counts them as 0 and 1."""
+
+    def counted(*args: Value) -> Tensor:
+        return function(*(a.long() if isinstance(a, Tensor) and a.dtype == torch.bool else a for a in args))
+
+    return counted
+
+
+def _extreme(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """torch.minimum takes no numbers; a number joins in the other's dtype unless it is finer."""
+
+    def chosen(x: Value, y: Value) -> Tensor:
+        if not isinstance(x, Tensor):
+            x, y = y, x
+        assert isinstance(x, Tensor)
+        if not isinstance(y, Tensor):
+            exact = x.dtype if x.is_floating_point() or not isinstance(y, float) else torch.get_default_dtype()
+            y = torch.as_tensor(y, dtype=exact, device=x.device)
+        return function(x, y)
+
+    return chosen
+
+
+def _power(x: Value, y: Value) -> Tensor:
+    return torch.pow(x, y)  # type: ignore[no-any-return, call-overload]  # torch's stubs miss number to the power tensor
+
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "add": _whole(torch.add),
+    "sub": _whole(torch.sub),
+    "mul": _whole(torch.mul),
+    "div": torch.true_divide,
+    "floordiv": _whole(torch.floor_divide),
+    "mod": _whole(torch.remainder),
+    "pow": _power,
+    "neg": _whole(torch.neg),
+    "abs": _whole(torch.abs),
+    "sign": _whole(torch.sign),
+    "minimum": _extreme(torch.minimum),
+    "maximum": _extreme(torch.maximum),
+    "bitand": torch.bitwise_and,
+    "bitor": torch.bitwise_or,
+    "bitxor": torch.bitwise_xor,
+    "shift_left": torch.bitwise_left_shift,
+    "shift_right": torch.bitwise_right_shift,
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "and": torch.logical_and,
+    "or": torch.logical_or,
+    "xor": torch.logical_xor,
+    "not": torch.logical_not,
+    "where": torch.where,
+    "to_int": lambda x: x.long(),
+    "to_float": lambda x: x.to(torch.get_default_dtype()) if not x.is_floating_point() else x,
+    **{name: getattr(torch, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sigmoid", "sin", "cos")},
+    **{name: getattr(torch, name) for name in ROUNDING},
+}

@@ -1,0 +1,103 @@
+"""A formula: a term together with what it captures, ready to be joined with others and checked against lengths."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from regard.spec.regions import Lengths
+from regard.spec.term import Term, renumber
+from regard.spec.trace import trace
+
+Start = int | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FromLengths:
+    """A tensor that is made once (batch, heads, n_q, n_k) are known."""
+
+    make: Callable[[Lengths], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class FromQueries:
+    """A tensor that is made from the queries (batch, heads, n_q, width), differentiably; its shape from theirs."""
+
+    make: Callable[[Tensor], Tensor]
+
+
+Captured = Tensor | FromLengths | FromQueries
+Check = Callable[[Lengths, Start], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """A term and the tensors it looks things up in: look-up number n reads `tensors[n]`, printed as `names[n]`.
+
+    `checks` refuse lengths that the tensors do not fit.
+    """
+
+    term: Term
+    tensors: tuple[Captured, ...] = ()
+    names: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = field(default=())
+
+    def check(self, lengths: Lengths, start: Start) -> None:
+        for check in self.checks:
+            check(lengths, start)
+
+    def resolved(self, lengths: Lengths, start: Start, queries: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The captured tensors, checked, and made where they waited for the lengths or the queries."""
+        self.check(lengths, start)
+        return tuple(_resolve(t, lengths, queries) for t in self.tensors)
+
+
+def _resolve(captured: Captured, lengths: Lengths, queries: Tensor | None) -> Tensor:
+    if isinstance(captured, FromLengths):
+        return captured.make(lengths)
+    if isinstance(captured, FromQueries):
+        assert queries is not None, "a mask does not see the queries"
+        return captured.make(queries)
+    return captured
+
+
+def written(
+    function: Callable[..., Any],
+    *variables: str,
+    names: Iterable[str] = (),
+    checks: Iterable[Check] = (),
+    later: tuple[Tensor, FromLengths | FromQueries] | None = None,
+) -> Formula:
+    """The formula that a function of these variables writes.
+
+    `later` is a stand-in tensor that the function captures and what takes its place when a call is read.
+    """
+    traced = trace(function, variables)
+    stand_in, make = later or (None, None)
+    tensors = tuple(make if make is not None and t is stand_in else t for t in traced.tensors)
+    return Formula(traced.term, tensors, tuple(names) or traced.names, tuple(checks))
+
+
+def gather(formulas: Iterable[Formula]) -> tuple[list[Term], tuple[Captured, ...], tuple[str, ...], tuple[Check, ...]]:
+    """Several formulas counted in one list of tensors; a tensor that several capture is counted once."""
+    terms: list[Term] = []
+    tensors: list[Captured] = []
+    names: list[str] = []
+    checks: list[Check] = []
+    for formula in formulas:
+        slots = {}
+        for number, tensor in enumerate(formula.tensors):
+            slots[number] = next((n for n, known in enumerate(tensors) if known is tensor), len(tensors))
+            if slots[number] == len(tensors):
+                tensors.append(tensor)
+                names.append(_fresh(formula.names[number] if number < len(formula.names) else "t", names))
+        terms.append(renumber(formula.term, slots))
+        checks.extend(formula.checks)
+    return terms, tuple(tensors), tuple(names), tuple(checks)
+
+
+def _fresh(name: str, taken: list[str]) -> str:
+    if name not in taken:
+        return name
+    return next(f"{name}{n}" for n in range(2, len(taken) + 3) if f"{name}{n}" not in taken)

@@ -1,0 +1,358 @@
+"""Masks: who may look at whom. True means: query i may attend to key j.
+
+Query i stands at position p = start + i among the keys. Every mask here speaks of p; a function of your own gets i.
+
+>>> m = causal() & window(3)
+>>> print(m)
+j <= p and p - 3 < j and j < p + 3
+>>> print(m.picture(6, 6))
+█·····
+██····
+███···
+·███··
+··███·
+···███
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.spec.evaluate import Evaluation, Positions
+from regard.spec.formula import Check, Formula, FromLengths, Start, gather, written
+from regard.spec.regions import Cover, Lengths, cover, density
+from regard.spec.term import Term, apply, constant, lookup, variable
+from regard.spec.text import latex, text
+from regard.spec.trace import MASK_VARIABLES
+
+MaskLike = "Mask | Tensor | NDArray[np.bool_] | Callable[..., Any]"
+Numbers = Sequence[int] | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Mask(Formula):
+    """A condition on (b, h, i, j). Join masks with `&`, `|` and `~`; functions and boolean tensors join too."""
+
+    def __and__(self, other: Any) -> "Mask":
+        return _joined("and", self, as_mask(other))
+
+    def __or__(self, other: Any) -> "Mask":
+        return _joined("or", self, as_mask(other))
+
+    def __rand__(self, other: Any) -> "Mask":
+        return _joined("and", as_mask(other), self)
+
+    def __ror__(self, other: Any) -> "Mask":
+        return _joined("or", as_mask(other), self)
+
+    def __invert__(self) -> "Mask":
+        return Mask(apply("not", self.term), self.tensors, self.names, self.checks)
+
+    def __bool__(self) -> bool:
+        raise SpecError("a mask has no truth value of its own; join masks with & | ~, not with `and`, `or`, `not`.")
+
+    def __str__(self) -> str:
+        return text(self.term, self.names)
+
+    def latex(self) -> str:
+        """The condition in LaTeX."""
+        return latex(self.term, self.names)
+
+    def density(self, n_q: int, n_k: int | None = None, *, batch: int = 1, heads: int = 1, start: Start | None = None) -> float:
+        """The share of pairs that is seen, exactly, without visiting those that the bounds decide.
+
+        >>> causal().density(100)
+        0.505
+        """
+        lengths, start = _lengths(n_q, n_k, batch, heads, start)
+        return density(self.term, self.resolved(lengths, start), lengths, start)
+
+    def regions(
+        self, n_q: int, n_k: int | None = None, *, size: int = 128, batch: int = 1, heads: int = 1, start: Start | None = None
+    ) -> Cover:
+        """Which tiles of size x size positions are empty, partial and full.
+
+        >>> causal().regions(1024).counts
+        {'empty': 28, 'partial': 8, 'full': 28}
+        """
+        lengths, start = _lengths(n_q, n_k, batch, heads, start)
+        return cover(self.term, self.resolved(lengths, start), lengths, start, (size, size))
+
+    def dense(
+        self, n_q: int, n_k: int | None = None, *, batch: int = 1, heads: int = 1, start: Start | None = None
+    ) -> Tensor:
+        """All of it as a boolean tensor (batch, heads, n_q, n_k): for looking at small ones."""
+        lengths, start = _lengths(n_q, n_k, batch, heads, start)
+        positions = Positions(
+            *(range(n) for n in lengths), start=start, n_q=lengths[2], n_k=lengths[3], device=torch.device("cpu")
+        )
+        seen = Evaluation(self.resolved(lengths, start), positions).condition(self.term)
+        return seen.expand(positions.shape).contiguous()
+
+    def picture(self, n_q: int, n_k: int | None = None, *, start: Start | None = None, most: int = 64) -> str:
+        """A drawing in text: █ seen, · hidden; beyond `most` positions a character is a tile and ▒ marks a mixed one."""
+        n_k = n_q if n_k is None else n_k
+        if max(n_q, n_k) <= most:
+            rows = self.dense(n_q, n_k, start=start)[0, 0].tolist()
+            return "\n".join("".join("█" if seen else "·" for seen in row) for row in rows)
+        tiles = self.regions(n_q, n_k, size=-(-max(n_q, n_k) // most), start=start)
+        grid = [["·"] * tiles.grid[1] for _ in range(tiles.grid[0])]
+        for row, column, full in zip(tiles.row, tiles.column, tiles.full, strict=True):
+            grid[row][column] = "█" if full else "▒"
+        return "\n".join("".join(row) for row in grid)
+
+
+def as_mask(value: Any) -> Mask:
+    """A mask from a mask, a boolean tensor or array, or a function (b, h, i, j)."""
+    if isinstance(value, Mask):
+        return value
+    if isinstance(value, (Tensor, np.ndarray)):
+        return tensor(value)
+    if callable(value):
+        return where(value)
+    raise SpecError(
+        f"mask must be a mask, a boolean tensor or a function (b, h, i, j); got {type(value).__name__}. "
+        "See regard.mask for the built-in ones."
+    )
+
+
+def _joined(op: str, left: Mask, right: Mask) -> Mask:
+    (one, other), tensors, names, checks = gather([left, right])
+    return Mask(apply(op, one, other), tensors, names, checks)
+
+
+def _lengths(n_q: int, n_k: int | None, batch: int, heads: int, start: Start | None) -> tuple[Lengths, Start]:
+    n_k = n_q if n_k is None else n_k
+    return (batch, heads, n_q, n_k), n_k - n_q if start is None else start
+
+
+def _mask(function: Callable[..., Any], *variables: str, **options: Any) -> Mask:
+    made = written(function, *variables, **options)
+    return Mask(made.term, made.tensors, made.names, made.checks)
+
+
+def where(function: Callable[..., Any]) -> Mask:
+    """The mask a function (b, h, i, j) describes, as FlexAttention's `mask_mod`; read once, for reuse.
+
+    >>> print(where(lambda b, h, i, j: (i - j) % 3 == 0))
+    (i - j) % 3 == 0
+    """
+    traced = _mask(function, *MASK_VARIABLES)
+    return Mask(apply("ne", traced.term, constant(0)) if traced.term.kind != "bool" else traced.term, traced.tensors, traced.names)
+
+
+def tensor(values: Any) -> Mask:
+    """A boolean tensor of any shape that broadcasts to (batch, heads, n_q, n_k)."""
+    values = torch.as_tensor(values)
+    if values.dtype != torch.bool:
+        raise SpecError(
+            f"a mask tensor must be boolean, True meaning may attend; got {values.dtype}. "
+            "For numbers that are added to the scores use score.bias(tensor)."
+        )
+    return Mask(*broadcast_lookup(values, "mask"))
+
+
+def broadcast_lookup(values: Tensor, name: str) -> tuple[Term, tuple[Tensor, ...], tuple[str, ...], tuple[Check, ...]]:
+    """The look-up of a tensor that broadcasts over (b, h, i, j), and the check that it does."""
+    if values.dim() > 4:
+        raise SpecError(f"a {name} tensor must have at most 4 dimensions; got shape {tuple(values.shape)}.")
+    kind = "bool" if values.dtype == torch.bool else "float"
+    along = "bhij"[4 - values.dim() :]
+    indices = tuple(variable(a) if size != 1 else constant(0) for a, size in zip(along, values.shape, strict=True))
+
+    def fits(lengths: Lengths, start: Start) -> None:
+        wanted = lengths[4 - values.dim() :]
+        if any(size not in (1, length) for size, length in zip(values.shape, wanted, strict=True)):
+            raise SpecError(
+                f"a {name} tensor must broadcast to (batch, heads, n_q, n_k) = {lengths}; got shape {tuple(values.shape)}. "
+                "Reshape it so that each dimension is 1 or matches."
+            )
+
+    return lookup(0, indices, kind), (values,), (name,), (fits,)  # type: ignore[arg-type]  # one of the kinds
+
+
+@cache
+def causal() -> Mask:
+    """No looking ahead: j <= p."""
+    return _mask(lambda p, j: j <= p, "p", "j")
+
+
+def window(before: int, after: int | None = None) -> Mask:
+    """Near neighbours: p - before < j < p + after; `after=None` means the same as before.
+
+    `window(1)` is the diagonal, and `causal() & window(256)` sees 256 keys.
+    """
+    _at_least(1, before=before)
+    after = before if after is None else after
+    _at_least(1, after=after)
+    return _mask(lambda p, j: (p - before < j) & (j < p + after), "p", "j")
+
+
+def dilated(width: int, step: int) -> Mask:
+    """A window with gaps: every `step`-th key, fewer than `width` steps away. `dilated(w, 1)` is `window(w)`."""
+    _at_least(1, width=width, step=step)
+    return _mask(lambda p, j: ((p - j) % step == 0) & (abs(p - j) < width * step), "p", "j")
+
+
+def blocks(size: int, look_back: int = 0) -> Mask:
+    """Chunked local attention: the query's own block of keys and `look_back` blocks before it."""
+    _at_least(1, size=size)
+    _at_least(0, look_back=look_back)
+    if look_back == 0:
+        return _mask(lambda p, j: p // size == j // size, "p", "j")
+    return _mask(lambda p, j: (j // size <= p // size) & (p // size - j // size <= look_back), "p", "j")
+
+
+def strided(stride: int) -> Mask:
+    """Sparse Transformer, strided: the last `stride` keys and the query, and every `stride`-th key before."""
+    _at_least(1, stride=stride)
+    return _mask(lambda p, j: (j <= p) & ((p - j <= stride) | ((p - j) % stride == 0)), "p", "j")
+
+
+def fixed(stride: int, summary: int = 1) -> Mask:
+    """Sparse Transformer, fixed: the query's own block so far, and the last `summary` keys of every block before."""
+    _at_least(1, stride=stride, summary=summary)
+    first = stride - summary
+    return _mask(lambda p, j: (j <= p) & ((j // stride == p // stride) | (j % stride >= first)), "p", "j")
+
+
+def padding(lengths: Numbers, side: str = "right") -> Mask:
+    """Real keys only: the first `lengths[b]` of each sequence, or the last ones if the padding is on the left."""
+    if side not in ("left", "right"):
+        raise SpecError(f"padding side must be 'left' or 'right'; got {side!r}.")
+    lengths = _whole(lengths, "padding lengths")
+    checks = (_covers(lengths, 0, "padding lengths", "batch", lambda n: n[0]),)
+    options = {"names": ("lengths",), "checks": checks}
+    if side == "right":
+        return _mask(lambda b, j: j < lengths[b], "b", "j", **options)
+    return _mask(lambda b, j, n_k: j >= n_k - lengths[b], "b", "j", "n_k", **options)
+
+
+def documents(ids: Numbers, ids_k: Numbers | None = None) -> Mask:
+    """Only within the same document. `ids` is (n_k,) or (batch, n_k): one number a key, also for the queries among them.
+
+    For queries that are not among the keys give both: `documents(ids_of_queries, ids_of_keys)`.
+    """
+    ids = _whole(ids, "document ids")
+    if ids_k is None:
+
+        def stands_inside(lengths: Lengths, start: Start) -> None:
+            if (start if isinstance(start, int) else int(start.min())) < 0:
+                raise SpecError(
+                    f"documents(ids) must know the document of every query; got {lengths[2]} queries that begin before "
+                    "the first key. Give ids of queries and keys: documents(ids_q, ids_k)."
+                )
+
+        checks = (_covers(ids, -1, "document ids", "n_k", lambda n: n[3]), *_batch_check(ids), stands_inside)
+        same = (lambda b, p, j: ids[b, p] == ids[b, j]) if ids.dim() == 2 else (lambda b, p, j: ids[p] == ids[j])
+        return _mask(same, "b", "p", "j", names=("documents",), checks=checks)
+    keys = _whole(ids_k, "document ids of the keys")
+    checks = (
+        *(_covers(ids, -1, "document ids of the queries", "n_q", lambda n: n[2]), *_batch_check(ids)),
+        *(_covers(keys, -1, "document ids of the keys", "n_k", lambda n: n[3]), *_batch_check(keys)),
+    )
+    options = {"names": ("documents_q", "documents_k"), "checks": checks}
+    if ids.dim() == 2:
+        return _mask(lambda b, i, j: ids[b, i] == (keys[b, j] if keys.dim() == 2 else keys[j]), "b", "i", "j", **options)
+    return _mask(lambda b, i, j: ids[i] == (keys[b, j] if keys.dim() == 2 else keys[j]), "b", "i", "j", **options)
+
+
+def prefix(n: int | Numbers) -> Mask:
+    """The first n keys, for everyone; `causal() | prefix(n)` is a prefix language model. n may be one a batch element."""
+    if isinstance(n, int):
+        return _mask(lambda j: j < n, "j")
+    lengths = _whole(n, "prefix lengths")
+    checks = (_covers(lengths, 0, "prefix lengths", "batch", lambda n: n[0]),)
+    return _mask(lambda b, j: j < lengths[b], "b", "j", names=("prefix",), checks=checks)
+
+
+def tokens(indices: Numbers) -> Mask:
+    """Global tokens: every query sees these keys, and the queries at these positions see every key."""
+    chosen = _whole(indices, "token indices").flatten().tolist()
+    if any(c < 0 for c in chosen):
+        raise SpecError(f"token indices must not be negative; got {min(chosen)}.")
+    beyond = max(chosen, default=-1) + 1
+    is_global = torch.zeros(beyond + 1, dtype=torch.bool)  # the last entry stands for all positions beyond
+    is_global[chosen] = True
+
+    def either(p: Any, j: Any) -> Any:
+        place = torch.where(p < 0, beyond, torch.clamp(p, max=beyond))
+        return is_global[torch.clamp(j, max=beyond)] | is_global[place]
+
+    return _mask(either, "p", "j", names=("is_global",))
+
+
+def random_blocks(size: int, count: int, seed: int = 0) -> Mask:
+    """Each block of `size` queries sees `count` blocks of keys, drawn without replacement from `seed`."""
+    _at_least(1, size=size)
+    _at_least(0, count=count)
+
+    def draw(lengths: Lengths) -> Tensor:
+        rows, columns = -(-lengths[2] // size), -(-lengths[3] // size)
+        order = torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)).argsort(dim=1)
+        chosen = torch.zeros(rows, columns, dtype=torch.bool)
+        return chosen.scatter_(1, order[:, :count], True)
+
+    drawn = torch.zeros(1, 1, dtype=torch.bool)
+    return _mask(lambda i, j: drawn[i // size, j // size], "i", "j", names=("drawn",), later=(drawn, FromLengths(draw)))
+
+
+def longformer(width: int, global_tokens: Numbers = ()) -> Mask:
+    """Longformer: keys at most width // 2 away, and global tokens that see and are seen by all."""
+    near = window(width // 2 + 1)
+    return near | tokens(global_tokens) if len(global_tokens) else near
+
+
+def bigbird(size: int = 64, *, near: int = 3, ends: int = 1, random: int = 3, seed: int = 0) -> Mask:
+    """BigBird: `near` blocks around the query's, the first and last `ends` blocks for all, and `random` drawn blocks."""
+    _at_least(1, size=size, near=near)
+    _at_least(0, ends=ends, random=random)
+
+    def local(p: Any, j: Any) -> Any:
+        return abs(p // size - j // size) <= near // 2
+
+    def at_ends(p: Any, j: Any, n_k: Any) -> Any:
+        last = (n_k - 1) // size - ends
+        return (p // size < ends) | (j // size < ends) | (p // size > last) | (j // size > last)
+
+    result = _mask(local, "p", "j")
+    if ends:
+        result = result | _mask(at_ends, "p", "j", "n_k")
+    return result | random_blocks(size, random, seed) if random else result
+
+
+def _at_least(least: int, **numbers: int) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int) or number < least:
+            raise SpecError(f"{name} must be a whole number of at least {least}; got {number!r}.")
+
+
+def _whole(values: Numbers, what: str) -> Tensor:
+    result = torch.as_tensor(values)
+    if result.numel() and (result.is_floating_point() or result.is_complex() or result.dtype == torch.bool):
+        raise SpecError(f"{what} must be whole numbers; got {result.dtype}.")
+    return result.long()
+
+
+def _covers(values: Tensor, axis: int, what: str, of: str, pick: Callable[[Lengths], int]) -> Check:
+    def fits(lengths: Lengths, start: Start) -> None:
+        if values.shape[axis] != pick(lengths):
+            raise SpecError(
+                f"{what} must have one entry for each of {of} = {pick(lengths)}; got {values.shape[axis]} "
+                f"(shape {tuple(values.shape)})."
+            )
+
+    return fits
+
+
+def _batch_check(ids: Tensor) -> tuple[Check, ...]:
+    return (_covers(ids, 0, "document ids", "batch", lambda n: n[0]),) if ids.dim() == 2 else ()
+
+

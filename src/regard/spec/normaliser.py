@@ -1,0 +1,143 @@
+"""Normalisers: how a row of scores becomes weights, in one pass over tiles of keys.
+
+Each is one class. `dense` is the definition. The rest is the same thing streamed: `begin` a row, take `step` after
+step over its tiles, `end` it; `weights` gives any weight again from its score and the row statistic, and `backward`
+the gradient of the scores. A score of -inf is hidden and weighs exactly nothing.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+
+
+class Normaliser:
+    """The contract. Rows run along the last dimension of scores; statistics have one number a row.
+
+    `statistic` names the number a row needs so that any weight follows from its score, None if it needs none.
+    `merges` says whether parts of the keys can be attended to apart and joined by `merge`.
+    """
+
+    name: ClassVar[str]
+    statistic: ClassVar[str | None] = None
+    merges: ClassVar[bool] = False
+
+    def dense(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weights of whole rows and their statistic, differentiably."""
+        raise NotImplementedError
+
+    def begin(self, rows: Tensor) -> State:
+        """The running state before any key; `rows` is a zero a row."""
+        return ()
+
+    def step(self, state: State, scores: Tensor) -> tuple[State, Tensor, Tensor | None]:
+        """The new state, this tile's weights up to the row's scale, and what earlier sums shrink by (None: nothing).
+
+        The scores may be overwritten.
+        """
+        raise NotImplementedError
+
+    def end(self, state: State) -> tuple[Tensor | None, Tensor | None]:
+        """What the row's sum is multiplied with (None: nothing) and the row statistic."""
+        return None, None
+
+    def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
+        """The weights of any entries, given the statistic of their rows with a last dimension of 1, differentiably."""
+        raise NotImplementedError
+
+    def rebuilt(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
+        """The same as `weights`, for a backward pass: the scores may be overwritten."""
+        return self.weights(scores, statistic)
+
+    def backward(self, weights: Tensor, gradient: Tensor, level: Tensor) -> Tensor:
+        """The gradient of the scores from that of the weights, which may be overwritten.
+
+        `level` is, a row, what the gradient of the weights is measured from: sum of weight times gradient, less the
+        gradient of the statistic.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Softmax(Normaliser):
+    """exp(s) / sum exp(s), measured from the row's maximum; the statistic is lse = log sum exp(s)."""
+
+    name: ClassVar[str] = "softmax"
+    statistic: ClassVar[str | None] = "lse"
+    merges: ClassVar[bool] = True
+
+    def dense(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        sees = (scores != -torch.inf).any(-1, keepdim=True)
+        safe = torch.where(sees, scores, 0.0)  # a row of -inf has no softmax
+        weights = torch.where(sees, torch.softmax(safe, dim=-1), 0.0)
+        lse = torch.where(sees, torch.logsumexp(safe, dim=-1, keepdim=True), -torch.inf)
+        return weights, lse.squeeze(-1)
+
+    def begin(self, rows: Tensor) -> State:
+        return rows - torch.inf, rows
+
+    def step(self, state: State, scores: Tensor) -> tuple[State, Tensor, Tensor | None]:
+        top, total = state
+        new_top = torch.maximum(top, scores.amax(-1))
+        origin = torch.where(new_top == -torch.inf, 0.0, new_top)  # nothing seen so far: exp(-inf - 0) is 0
+        weights = scores.sub_(origin.unsqueeze(-1)).exp_()
+        shrink = torch.exp(top - origin)  # the old sums were measured from a lower maximum
+        return (new_top, torch.addcmul(weights.sum(-1), total, shrink)), weights, shrink
+
+    def end(self, state: State) -> tuple[Tensor | None, Tensor | None]:
+        top, total = state
+        sees = top != -torch.inf
+        return torch.where(sees, 1.0 / total, 0.0), torch.where(sees, top + total.log(), -torch.inf)
+
+    def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
+        assert statistic is not None
+        sees = statistic != -torch.inf
+        return torch.exp(scores - torch.where(sees, statistic, 0.0))
+
+    def rebuilt(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
+        assert statistic is not None
+        return scores.sub_(torch.where(statistic != -torch.inf, statistic, 0.0)).exp_()
+
+    def backward(self, weights: Tensor, gradient: Tensor, level: Tensor) -> Tensor:
+        return gradient.sub_(level).mul_(weights)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Normaliser):
+    """1 / (1 + exp(-s)), each pair for itself; rows sum to anything."""
+
+    name: ClassVar[str] = "sigmoid"
+
+    def dense(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        return torch.sigmoid(scores), None
+
+    def step(self, state: State, scores: Tensor) -> tuple[State, Tensor, Tensor | None]:
+        return state, scores.sigmoid_(), None
+
+    def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
+        return torch.sigmoid(scores)
+
+    def backward(self, weights: Tensor, gradient: Tensor, level: Tensor) -> Tensor:
+        return gradient.mul_(weights * (1.0 - weights))
+
+
+@dataclass(frozen=True)
+class Relu(Normaliser):
+    """max(s, 0), each pair for itself."""
+
+    name: ClassVar[str] = "relu"
+
+    def dense(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        return torch.relu(scores), None
+
+    def step(self, state: State, scores: Tensor) -> tuple[State, Tensor, Tensor | None]:
+        return state, scores.relu_(), None
+
+    def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
+        return torch.relu(scores)
+
+    def backward(self, weights: Tensor, gradient: Tensor, level: Tensor) -> Tensor:
+        return gradient.mul_(weights > 0)

@@ -1,0 +1,152 @@
+"""Reading a term: as plain text and as LaTeX."""
+
+from collections.abc import Callable, Sequence
+
+from regard.spec.term import Term, slot_of, walk
+
+# how tightly an operation binds; a looser argument of a tighter operation gets brackets
+_LOOSE, _OR, _AND, _COMPARE, _SUM, _PRODUCT, _SIGN, _POWER, _TIGHT = range(9)
+
+_INFIX: dict[str, tuple[int, str, str]] = {
+    "or": (_OR, " or ", r" \lor "),
+    "xor": (_OR, " xor ", r" \oplus "),
+    "and": (_AND, " and ", r" \land "),
+    "eq": (_COMPARE, " == ", " = "),
+    "ne": (_COMPARE, " != ", r" \neq "),
+    "lt": (_COMPARE, " < ", " < "),
+    "le": (_COMPARE, " <= ", r" \le "),
+    "gt": (_COMPARE, " > ", " > "),
+    "ge": (_COMPARE, " >= ", r" \ge "),
+    "add": (_SUM, " + ", " + "),
+    "sub": (_SUM, " - ", " - "),
+    "mul": (_PRODUCT, " * ", r" \, "),
+    "div": (_PRODUCT, " / ", " / "),
+    "floordiv": (_PRODUCT, " // ", r" \div "),
+    "mod": (_PRODUCT, " % ", r" \bmod "),
+    "pow": (_POWER, " ** ", "^"),
+    "bitand": (_SUM, " & ", r" \mathbin{\&} "),
+    "bitor": (_SUM, " | ", r" \mathbin{|} "),
+    "bitxor": (_SUM, " ^ ", r" \oplus "),
+    "shift_left": (_SUM, " << ", r" \ll "),
+    "shift_right": (_SUM, " >> ", r" \gg "),
+}
+_LATEX_NAMES = {"n_q": "n_q", "n_k": "n_k", "minimum": r"\min", "maximum": r"\max", "sigmoid": r"\sigma"}
+_TEXT_NAMES = {"minimum": "min", "maximum": "max", "to_int": "int", "to_float": "float"}
+
+Writer = Callable[[Term, list[tuple[str, int]], Sequence[str]], tuple[str, int]]
+
+
+def text(term: Term, names: Sequence[str] = ()) -> str:
+    """The formula as a line of text; captured tensors are called by `names`.
+
+    >>> from regard.spec.term import apply, variable
+    >>> text(apply("le", variable("j"), variable("p")))
+    'j <= p'
+    """
+    return _write(term, names, _as_text)
+
+
+def latex(term: Term, names: Sequence[str] = ()) -> str:
+    r"""The formula in LaTeX, without dollar signs.
+
+    >>> from regard.spec.term import apply, variable
+    >>> latex(apply("le", variable("j"), variable("p")))
+    'j \\le p'
+    """
+    return _write(term, names, _as_latex)
+
+
+def _write(term: Term, names: Sequence[str], writer: Writer) -> str:
+    done: dict[Term, tuple[str, int]] = {}
+    for node in walk(term):
+        done[node] = writer(node, [done[a] for a in node.args], names)
+    return done[term][0]
+
+
+def _bracket(written: tuple[str, int], least: int) -> str:
+    string, binds = written
+    return string if binds >= least else f"({string})"
+
+
+def _infix(node: Term, args: list[tuple[str, int]], column: int) -> tuple[str, int]:
+    binds = _INFIX[node.op][0]
+    sign = _INFIX[node.op][column]
+    left_least, right_least = binds, binds + 1
+    if node.op in ("and", "or", "add", "mul"):
+        right_least = binds  # these may be regrouped without changing what a reader understands
+    if binds == _COMPARE or node.op == "pow":
+        left_least = binds + 1
+    assert isinstance(sign, str)
+    return f"{_bracket(args[0], left_least)}{sign}{_bracket(args[1], right_least)}", binds
+
+
+def _number(value: object) -> tuple[str, int]:
+    negative = isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0
+    return str(value), _SIGN if negative else _TIGHT
+
+
+def _table(node: Term, names: Sequence[str]) -> str:
+    slot = slot_of(node)
+    return names[slot] if slot < len(names) else f"t{slot}"
+
+
+def _as_text(node: Term, args: list[tuple[str, int]], names: Sequence[str]) -> tuple[str, int]:
+    inside = ", ".join(a for a, _ in args)
+    if node.op == "constant":
+        return _number(node.value)
+    if node.op == "variable":
+        return str(node.value), _TIGHT
+    if node.op == "lookup":
+        return (f"{_table(node, names)}[{inside}]" if args else _table(node, names)), _TIGHT
+    if node.op in _INFIX:
+        return _infix(node, args, 1)
+    if node.op == "not":
+        return f"not {_bracket(args[0], _COMPARE)}", _COMPARE
+    if node.op == "neg":
+        return f"-{_bracket(args[0], _SIGN)}", _SIGN
+    if node.op == "abs":
+        return f"|{args[0][0]}|", _TIGHT
+    if node.op == "where":
+        return f"({args[1][0]} if {args[0][0]} else {args[2][0]})", _TIGHT
+    return f"{_TEXT_NAMES.get(node.op, node.op)}({inside})", _TIGHT
+
+
+def _as_latex(node: Term, args: list[tuple[str, int]], names: Sequence[str]) -> tuple[str, int]:
+    inside = ", ".join(a for a, _ in args)
+    if node.op == "constant":
+        special = {float("inf"): r"\infty", float("-inf"): r"-\infty", True: r"\top", False: r"\bot"}
+        if isinstance(node.value, bool) or node.value in (float("inf"), float("-inf")):
+            return special[node.value], _TIGHT
+        return _number(node.value)
+    if node.op == "variable":
+        return str(node.value), _TIGHT
+    if node.op == "lookup":
+        name = rf"\mathrm{{{_table(node, names)}}}".replace("_", r"\_")
+        return (f"{name}_{{{inside}}}" if args else name), _TIGHT
+    if node.op == "div":
+        return rf"\frac{{{args[0][0]}}}{{{args[1][0]}}}", _TIGHT
+    if node.op == "floordiv":
+        return rf"\left\lfloor \frac{{{args[0][0]}}}{{{args[1][0]}}} \right\rfloor", _TIGHT
+    if node.op == "pow":
+        return f"{_bracket(args[0], _TIGHT)}^{{{args[1][0]}}}", _POWER
+    if node.op in _INFIX:
+        return _infix(node, args, 2)
+    if node.op == "not":
+        return rf"\lnot {_bracket(args[0], _TIGHT)}", _SIGN
+    if node.op == "neg":
+        return f"-{_bracket(args[0], _SIGN)}", _SIGN
+    if node.op == "abs":
+        return f"|{args[0][0]}|", _TIGHT
+    if node.op == "where":
+        return rf"\begin{{cases}} {args[1][0]} & {args[0][0]} \\ {args[2][0]} & \text{{else}} \end{{cases}}", _LOOSE
+    if node.op == "floor":
+        return rf"\lfloor {args[0][0]} \rfloor", _TIGHT
+    if node.op == "exp":
+        return f"e^{{{args[0][0]}}}", _POWER
+    if node.op == "sqrt":
+        return rf"\sqrt{{{args[0][0]}}}", _TIGHT
+    if node.op in ("to_float", "to_int"):
+        return args[0] if node.op == "to_float" else (rf"\mathrm{{int}}({inside})", _TIGHT)
+    known = {"tanh", "log", "sin", "cos"}
+    name = _LATEX_NAMES.get(node.op) or (rf"\{node.op}" if node.op in known else rf"\mathrm{{{node.op}}}")
+    return f"{name}({inside})", _TIGHT

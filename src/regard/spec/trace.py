@@ -1,0 +1,415 @@
+"""Reading a Python function as a term, by calling it once with stand-ins for the positions.
+
+The function is written as for FlexAttention: `mask(b, h, i, j)` or `score(s, b, h, i, j)`. What it does to its
+arguments is written down; tensors it looks things up in are captured and travel beside the term by number.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import TraceError
+from regard.spec.term import Kind, Number, Term, apply, constant, lookup, truth, variable
+
+MASK_VARIABLES = ("b", "h", "i", "j")
+SCORE_VARIABLES = ("s", "b", "h", "i", "j")
+
+
+class Traced(NamedTuple):
+    """A term and the tensors it looks things up in: look-up number n reads `tensors[n]`, called `names[n]`."""
+
+    term: Term
+    tensors: tuple[Tensor, ...]
+    names: tuple[str, ...]
+
+
+def trace(function: Callable[..., Any], names: Sequence[str]) -> Traced:
+    """The formula a function computes, given the names of its arguments.
+
+    The function is called twice: one that draws random numbers or reads the clock differs from itself.
+    """
+    first, second = _trace_once(function, names), _trace_once(function, names)
+    same = first.term is second.term and all(map(_same_tensor, first.tensors, second.tensors))
+    if not same:
+        raise TraceError(
+            f"a rule must be the same formula each time it is called; {_name(function)}, defined at {_place(function)}, "
+            "gave two different ones. Draw random numbers or read changing state outside, and capture the result "
+            "as a tensor."
+        )
+    return first
+
+
+def _trace_once(function: Callable[..., Any], names: Sequence[str]) -> Traced:
+    captures: list[Tensor] = []
+    try:
+        result = lift(function(*(Symbol(variable(name), captures) for name in names)), captures)
+    except Exception as error:
+        raise TraceError(_explain(function, names, error)) from None
+    return Traced(result, tuple(captures), tuple(_tensor_names(function, captures)))
+
+
+def _tensor_names(function: Callable[..., Any], captures: list[Tensor]) -> Iterator[str]:
+    """What the function itself calls the tensors it closes over, where that can be seen."""
+    code = getattr(function, "__code__", None)
+    known: dict[int, str] = {}
+    if code is not None:
+        named = {name: function.__globals__.get(name) for name in code.co_names}
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            named[name] = cell.cell_contents
+        known = {id(value): name for name, value in named.items()}
+    for number, tensor in enumerate(captures):
+        base = tensor if id(tensor) in known else tensor._base
+        yield known.get(id(base), f"t{number}")
+
+
+def _place(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
+
+
+def _explain(function: Callable[..., Any], names: Sequence[str], error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames[1:] if f.filename != __file__ and "/torch/" not in f.filename]
+    where = f"\n    {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line}" if theirs else f"\n    {_place(function)}"
+    what = str(error) if isinstance(error, TraceError) else f"{type(error).__name__}: {error}"
+    return (
+        f"{_name(function)}({', '.join(names)}) could not be read as a formula: {what}{where}\n"
+        "A rule may use arithmetic, comparisons, & | ~, torch.where, minimum, maximum, abs, tanh, exp, log, and "
+        "tensors indexed by positions. For anything else, score.custom(fn) takes a function of whole tiles."
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _same_tensor(one: Tensor, other: Tensor) -> bool:
+    if one is other or (one._base is not None and one._base is other._base and one.stride() == other.stride()):
+        return True
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+
+
+def lift(value: object, captures: list[Tensor]) -> Term:
+    """A number, a captured scalar tensor or a stand-in, as a term."""
+    if isinstance(value, Symbol):
+        return value.term
+    if isinstance(value, (bool, int, float)):
+        return constant(value)
+    if isinstance(value, Tensor):
+        if value.numel() == 1:
+            return _lookup(value.reshape(()), [], captures)
+        raise TraceError(f"a tensor of shape {tuple(value.shape)} is used whole; index it with b, h, i or j")
+    if isinstance(value, View):
+        raise TraceError(f"a tensor of shape {tuple(value.tensor.shape)} has {len(value.indices)} indices; index it fully")
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar
+        return constant(value.item())
+    raise TraceError(f"a {type(value).__name__} cannot be part of a rule")
+
+
+def _lookup(tensor: Tensor, indices: list[Term], captures: list[Tensor]) -> Term:
+    if tensor.is_complex():
+        raise TraceError("a captured tensor must hold real numbers; got complex ones")
+    kind: Kind = "bool" if tensor.dtype == torch.bool else "float" if tensor.is_floating_point() else "int"
+    slot = next((n for n, known in enumerate(captures) if known is tensor), len(captures))
+    if slot == len(captures):
+        captures.append(tensor)
+    return lookup(slot, tuple(indices), kind)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A captured tensor of which the leading dimensions are indexed already, as in `doc[b][i]`."""
+
+    tensor: Tensor
+    indices: list[Term]
+    captures: list[Tensor]
+
+    def __getitem__(self, index: object) -> "View | Symbol":
+        return _index(self.tensor, self.indices, index, self.captures)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape[len(self.indices) :]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise TraceError(f"torch.{function.__name__} of a tensor that is not fully indexed")
+
+
+def _index(tensor: Tensor, have: list[Term], index: object, captures: list[Tensor]) -> "View | Symbol":
+    entries = list(index) if isinstance(index, (tuple, list)) else [index]
+    if any(e is Ellipsis for e in entries):
+        at = next(n for n, e in enumerate(entries) if e is Ellipsis)
+        missing = tensor.dim() - len(have) - len(entries) + 1
+        entries[at : at + 1] = [slice(None)] * missing
+    if any(e is None or (isinstance(e, slice) and e != slice(None)) for e in entries):
+        raise TraceError("an index in a rule must be a position, a number or a full slice")
+    if len(have) + len(entries) > tensor.dim():
+        raise TraceError(f"a tensor of {tensor.dim()} dimensions got {len(have) + len(entries)} indices")
+    places: list[object] = [*have, *entries]
+    if any(isinstance(e, slice) for e in places):  # table[:, i]: the sliced dimensions wait at the end
+        taken = [n for n, e in enumerate(places) if not isinstance(e, slice)]
+        waiting = [n for n in range(tensor.dim()) if n not in taken]
+        tensor = tensor.permute(taken + waiting)
+        places = [places[n] for n in taken]
+    terms = [e if isinstance(e, Term) else lift(e, captures) for e in places]
+    if any(t.kind != "int" for t in terms):
+        raise TraceError("an index must be a whole number; use .long() or //")
+    if len(terms) < tensor.dim():
+        return View(tensor, terms, captures)
+    return Symbol(_lookup(tensor, terms, captures), captures)
+
+
+_NO_VALUE = "a position has no value while the rule is being read"
+
+
+class Symbol:
+    """The stand-in a rule is called with: a scalar that writes down what is done to it."""
+
+    __slots__ = ("captures", "term")
+    __hash__ = object.__hash__
+
+    def __init__(self, term: Term, captures: list[Tensor]) -> None:
+        self.term = term
+        self.captures = captures
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.__name__.strip("_")
+        if name == "getitem" and isinstance(args[0], Tensor):
+            captures = next(a.captures for a in _flatten(args[1]) if isinstance(a, Symbol))
+            return _index(args[0], [], args[1], captures)
+        if name == "embedding":  # nn.Embedding called with a position
+            return _index(args[1], [], args[0], args[0].captures)
+        operation = OPERATIONS.get(name)
+        if operation is None:
+            raise TraceError(f"torch.{function.__name__} is not among the operations a rule can use")
+        return operation(*args, **(kwargs or {}))
+
+    def __bool__(self) -> bool:
+        raise TraceError(
+            f"{_NO_VALUE}, so `if`, `and`, `or`, `not`, `in`, min(), max() and chained comparisons cannot decide; "
+            "use torch.where, &, |, ~, torch.minimum, torch.maximum"
+        )
+
+    def _refuse(self, *_: object) -> Any:
+        raise TraceError(f"{_NO_VALUE}; index a torch tensor with it, or compute with torch functions")
+
+    __index__ = __int__ = __float__ = __len__ = __iter__ = item = tolist = numpy = __array__ = _refuse
+
+    def __getitem__(self, index: object) -> "Symbol":
+        if index is Ellipsis or index == ():
+            return self
+        raise TraceError("a position is a single number and cannot be indexed")
+
+    # what torch code asks of a scalar tensor
+    shape = torch.Size(())
+    ndim = 0
+    requires_grad = False
+    is_cuda = False
+    device = torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return {"bool": torch.bool, "int": torch.int64, "float": torch.float32}[self.term.kind]
+
+    def dim(self) -> int:
+        return 0
+
+    def size(self) -> torch.Size:
+        return torch.Size(())
+
+    def numel(self) -> int:
+        return 1
+
+    def to(self, *args: Any, dtype: Any = None, **_: Any) -> "Symbol":
+        for wanted in (*args, dtype):
+            if isinstance(wanted, (Tensor, Symbol)):
+                wanted = wanted.dtype
+            if isinstance(wanted, torch.dtype):
+                return _cast(self, wanted)
+        return self
+
+    type = type_as = to
+
+    def contiguous(self) -> "Symbol":
+        return self
+
+    clone = detach = cpu = contiguous
+
+    def float(self) -> "Symbol":
+        return _cast(self, torch.float32)
+
+    double = half = bfloat16 = float
+
+    def long(self) -> "Symbol":
+        return _cast(self, torch.int64)
+
+    int = long
+
+    def bool(self) -> "Symbol":
+        return _cast(self, torch.bool)
+
+    def new_full(self, size: Any, value: Any, *, dtype: Any = None, **_: Any) -> "Symbol":
+        return _cast(Symbol(lift(value, self.captures), self.captures), dtype or self.dtype)
+
+    def new_tensor(self, value: Any, *, dtype: Any = None, **_: Any) -> "Symbol":
+        return self.new_full((), value, dtype=dtype)
+
+    def new_ones(self, *size: Any, dtype: Any = None, **_: Any) -> "Symbol":
+        return self.new_full((), 1, dtype=dtype)
+
+    def new_zeros(self, *size: Any, dtype: Any = None, **_: Any) -> "Symbol":
+        return self.new_full((), 0, dtype=dtype)
+
+
+def _flatten(index: object) -> list[object]:
+    return list(index) if isinstance(index, (tuple, list)) else [index]
+
+
+def _cast(symbol: Symbol, dtype: torch.dtype) -> Symbol:
+    if dtype == torch.bool:
+        return Symbol(truth(symbol.term), symbol.captures)
+    return Symbol(apply("to_float" if dtype.is_floating_point else "to_int", symbol.term), symbol.captures)
+
+
+def _record(op: str, *args: Any) -> Symbol:
+    captures = next(a.captures for a in args if isinstance(a, Symbol))
+    return Symbol(apply(op, *(lift(a, captures) for a in args)), captures)
+
+
+Operation = Callable[..., Any]
+
+
+def _operation(op: str, flipped: bool = False) -> Operation:
+    if flipped:
+        return lambda x, y: _record(op, y, x)
+    return lambda *args: _record(op, *args)
+
+
+def _bit_or_logic(logical: str, bitwise: str) -> Operation:
+    def combine(x: Any, y: Any) -> Symbol:
+        captures = x.captures if isinstance(x, Symbol) else y.captures
+        both = (lift(x, captures), lift(y, captures))
+        op = logical if all(t.kind == "bool" for t in both) else bitwise
+        return Symbol(apply(op, *both), captures)
+
+    return combine
+
+
+def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Symbol:
+    if rounding_mode == "floor":
+        return _record("floordiv", x, y)
+    quotient = _record("div", x, y)
+    return _record("to_int", quotient) if rounding_mode == "trunc" else quotient
+
+
+def _add(x: Any, y: Any, *, alpha: Number = 1) -> Symbol:
+    return _record("add", x, y if alpha == 1 else _record("mul", y, alpha))
+
+
+def _sub(x: Any, y: Any, *, alpha: Number = 1) -> Symbol:
+    return _record("sub", x, y if alpha == 1 else _record("mul", y, alpha))
+
+
+def _invert(x: Symbol) -> Symbol:
+    return _record("not", x) if x.term.kind == "bool" else _record("sub", -1, x)
+
+
+def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    if min is not None:
+        x = _record("maximum", x, min)
+    return x if max is None else _record("minimum", x, max)
+
+
+def _isin(x: Any, choices: Tensor, **_: Any) -> Symbol:
+    result = _record("ne", x, x)
+    for choice in choices.flatten().tolist():
+        result = _record("or", result, _record("eq", x, choice))
+    return result
+
+
+def _like(number: Number) -> Operation:
+    return lambda x, *, dtype=None, **_: x.new_full((), number, dtype=dtype)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _operation("mul"),
+    "div": _divide,
+    "floordiv": _operation("floordiv"),
+    "mod": _operation("mod"),
+    "pow": _operation("pow"),
+    "radd": _operation("add", flipped=True),
+    "rmul": _operation("mul", flipped=True),
+    "rsub": _operation("sub", flipped=True),
+    "rdiv": _operation("div", flipped=True),
+    "rfloordiv": _operation("floordiv", flipped=True),
+    "rmod": _operation("mod", flipped=True),
+    "rpow": _operation("pow", flipped=True),
+    "and": _bit_or_logic("and", "bitand"),
+    "or": _bit_or_logic("or", "bitor"),
+    "xor": _bit_or_logic("xor", "bitxor"),
+    "lshift": _operation("shift_left"),
+    "rshift": _operation("shift_right"),
+    "invert": _invert,
+    "where": lambda condition, x, y: _record("where", condition, x, y),
+    "masked_fill": lambda x, condition, number: _record("where", condition, number, x),
+    "clamp": _clamp,
+    "isin": _isin,
+    "zeros_like": _like(0),
+    "ones_like": _like(1),
+    "full_like": lambda x, number, *, dtype=None, **_: x.new_full((), number, dtype=dtype),
+    "square": lambda x: _record("mul", x, x),
+    "relu": lambda x, inplace=False: _record("maximum", x, 0),
+    "rsqrt": lambda x: _record("div", 1.0, _record("sqrt", x)),
+    "reciprocal": lambda x: _record("div", 1.0, x),
+    "log1p": lambda x: _record("log", _record("add", x, 1)),
+    "expm1": lambda x: _record("sub", _record("exp", x), 1),
+    "softplus": lambda x: _record("log", _record("add", _record("exp", x), 1)),
+}
+for _op in (
+    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "sign", "floor", "ceil", "round", "trunc", "minimum", "maximum"),
+    *("exp", "exp2", "log", "log2", "sqrt", "tanh", "sigmoid", "sin", "cos"),
+):
+    OPERATIONS[_op] = _operation(_op)
+for _alias, _of in {
+    **{"iadd": "add", "isub": "sub", "imul": "mul", "subtract": "sub", "multiply": "mul"},
+    **{"truediv": "div", "divide": "div", "true_divide": "div", "rtruediv": "rdiv", "itruediv": "div"},
+    **{"floor_divide": "floordiv", "remainder": "mod", "negative": "neg", "absolute": "abs", "clip": "clamp"},
+    **{"logical_and": "and", "logical_or": "or", "logical_xor": "xor", "bitwise_and": "and", "bitwise_or": "or"},
+    **{"bitwise_xor": "xor", "rand": "and", "ror": "or", "rxor": "xor", "iand": "and", "ior": "or", "ixor": "xor"},
+    **{"logical_not": "invert", "bitwise_not": "invert", "less": "lt", "less_equal": "le", "greater": "gt"},
+    **{"greater_equal": "ge", "not_equal": "ne", "min": "minimum", "max": "maximum", "fix": "trunc"},
+    **{"bitwise_left_shift": "lshift", "bitwise_right_shift": "rshift", "special_expit": "sigmoid"},
+    **{"rlshift": "lshift", "rrshift": "rshift", "rpow": "rpow", "special_exp2": "exp2"},
+}.items():
+    OPERATIONS[_alias] = OPERATIONS[_of]
+
+_PYTHON_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rand", "ror", "rxor"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "invert", "round", "floor", "ceil", "trunc"),
+)
+
+
+def _method(name: str, operation: Operation) -> Operation:
+    def method(self: Symbol, *args: Any, **kwargs: Any) -> Any:
+        return operation(self, *args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name_ in _PYTHON_OPERATORS:
+    setattr(Symbol, f"__{_name_}__", _method(_name_, OPERATIONS[_name_]))
+for _name_, _operation_ in OPERATIONS.items():
+    if not hasattr(Symbol, _name_):
+        setattr(Symbol, _name_, _method(_name_, _operation_))
+Symbol.where = lambda self, condition, other: _record("where", condition, self, other)  # type: ignore[attr-defined]  # argument order of Tensor.where
+Symbol.__pos__ = lambda self: self  # type: ignore[attr-defined]  # installed like the other operators

@@ -1,0 +1,85 @@
+"""Weighings: how scores become weights. A weighing is a normaliser, a rule before it and a factor after it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.spec.normaliser import Normaliser, Relu, Sigmoid, Softmax
+from regard.spec.regions import Lengths
+
+from regard.spec.score import Rule, written_rule
+
+Factor = Callable[[Tensor | None, Lengths], Tensor | float]
+
+
+@dataclass(frozen=True, eq=False)
+class Weigh:
+    """How a row of scores becomes weights.
+
+    `rule` changes the scores first; the `normaliser` runs in the engine; `factor(statistic, lengths)` scales each
+    row's weights afterwards: a number, or (batch, heads, n_q).
+    """
+
+    normaliser: Normaliser
+    formula: str
+    rule: Rule | None = None
+    factor: Factor | None = None
+    logit: Tensor | None = None
+
+
+def softmax() -> Weigh:
+    """exp(s) over the row's sum: weights are positive and sum to 1."""
+    return Weigh(Softmax(), "softmax")
+
+
+def sink(logit: float | Tensor = 0.0) -> Weigh:
+    """Softmax with one more key of score `logit` and value zero, so that a row may sum to less than 1.
+
+    exp(s) / (exp(logit) + sum exp(s)); 0 is softmax1. A tensor holds one number, or one a head, and may be learned.
+    `lse` stays the one without the sink.
+    """
+    level = torch.as_tensor(logit, dtype=None if isinstance(logit, Tensor) else torch.float64)
+    if level.dim() > 1:
+        raise SpecError(f"a sink logit must be one number, or one a head; got shape {tuple(level.shape)}.")
+
+    def factor(lse: Tensor | None, lengths: Lengths) -> Tensor:
+        assert lse is not None
+        if level.dim() == 1 and level.shape[0] not in (1, lengths[1]):
+            raise SpecError(f"a sink must have one logit for each of {lengths[1]} heads; got {level.shape[0]}.")
+        return torch.sigmoid(lse - level.reshape(-1, 1).to(lse.dtype).to(lse.device))
+
+    return Weigh(Softmax(), "softmax with a sink", factor=factor, logit=level)
+
+
+def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
+    """1 / (1 + exp(-(s + bias))), each pair for itself. A bias near -log(n) starts rows at a sum near 1."""
+    if not isinstance(bias, Tensor) and bias == 0.0:
+        return Weigh(Sigmoid(), "sigmoid")
+    if isinstance(bias, Tensor) and bias.dim() == 1:
+        rule = written_rule(lambda s, h: s + bias[h], "s", "h", names=("shift",))
+    else:
+        rule = written_rule(lambda s: s + bias, "s", names=("shift",))
+    return Weigh(Sigmoid(), "sigmoid", rule)
+
+
+def relu(scale: float | Tensor | None = None) -> Weigh:
+    """max(s, 0) · scale, each pair for itself; `scale=None` is 1/n_k, the number of keys."""
+
+    def factor(statistic: Tensor | None, lengths: Lengths) -> Tensor | float:
+        return 1.0 / max(lengths[3], 1) if scale is None else scale
+
+    return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=factor)
+
+
+def as_weigh(value: Any) -> Weigh:
+    if value is None:
+        return softmax()
+    if isinstance(value, Weigh):
+        return value
+    if isinstance(value, Normaliser):
+        return Weigh(value, value.name)
+    raise SpecError(f"weigh must be one of regard.weigh's, such as weigh.softmax(); got {type(value).__name__}.")

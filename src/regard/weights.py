@@ -1,0 +1,175 @@
+"""The attention matrix that is never there: any part of it, computed exactly when it is asked for.
+
+a_ij follows from q_i, k_j and one number a row, so indexing computes just those entries, and measures run over tiles.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.engine.dense import Block, all_finite, block, positions_of
+from regard.errors import BudgetError, SpecError
+from regard.measure import Measure, Measured, WeightTile
+from regard.plan.blocks import blocks, strips
+from regard.plan.choose import Plan
+from regard.spec.evaluate import Index
+from regard.spec.spec import Inputs, Question
+
+
+class Weights:
+    """The weights a_ij of one call, before dropout, as an array that computes what is taken from it.
+
+    Index it like a tensor: whole numbers, slices, `...` and lists, each acting on its own dimension. The result is
+    differentiable. `measure` reduces all of it in one pass over tiles; `dense` makes it, if it is small.
+    """
+
+    def __init__(self, question: Question, plan: Plan, inputs: Inputs, statistic: Tensor | None) -> None:
+        self._question, self._plan, self._inputs, self._statistic = question, plan, inputs, statistic
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The caller's dimensions before the length, then (n_q, n_k)."""
+        return (*self._question.leading, self._plan.spec.n_q, self._plan.spec.n_k)
+
+    def __repr__(self) -> str:
+        return f"Weights(shape={self.shape}, computed on request)"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = _indices(index, self.shape)
+        *leading, i, j = (c if isinstance(c, Tensor) else torch.tensor([c]) for c in chosen)
+        b, h = self._heads(list(leading))
+        found = self._entries(b, h, i, j)
+        whole = found.reshape([len(c) for c in (*leading, i, j)])
+        whole = whole[tuple(0 if isinstance(c, int) else slice(None) for c in chosen)]
+        return whole.detach().cpu().numpy() if self._question.is_numpy else whole
+
+    def dense(self, budget: str | int = "1GB") -> Any:
+        """All of it as one tensor, refused beyond the budget."""
+        number = torch.empty((), dtype=self._plan.spec.precision).element_size()
+        needed = number * self._plan.cost.pairs
+        if needed > byte_count(budget):
+            raise BudgetError(
+                f"the dense weights {self.shape} must fit the budget of {budget}; they take {needed:,} bytes. "
+                "Index the rows you need, use measure(...), or give a larger budget."
+            )
+        return self[...]
+
+    def measure(self, *measures: Measure) -> Measured:
+        """Any number of measures in one pass over the tiles that are not empty, in the order given.
+
+        >>> import regard
+        >>> x = torch.randn(100, 8)
+        >>> found = regard.attend(x, x, x).weights.measure(regard.measure.entropy, regard.measure.top(3))
+        >>> found.entropy.shape, found.top.indices.shape
+        (torch.Size([100]), torch.Size([100, 3]))
+        """
+        for measure in measures:
+            if not isinstance(measure, Measure):
+                raise SpecError(f"measure takes measures such as measure.entropy; got {measure!r}.")
+        with torch.no_grad():
+            running = [m.begin(self._plan.spec, self._inputs) for m in measures]
+            for tile in self._tiles():
+                for state in running:
+                    state.step(tile)
+            return Measured(measures, [state.finish(self._question.shaped) for state in running])
+
+    def _heads(self, leading: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Batch elements and heads from the caller's leading dimensions, the outer ones counted through."""
+        sizes = list(self._question.leading)
+        zero = torch.zeros(1, dtype=torch.int64)
+        h = leading.pop() if self._question.has_heads else zero
+        b = zero
+        for index, size in zip(leading, sizes, strict=False):
+            b = (b[:, None] * size + index).flatten()
+        return b, h
+
+    def _entries(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        spec, inputs = self._plan.spec, self._inputs
+        device = inputs.q.device
+        b, h, i, j = (x.to(device) for x in (b, h, i, j))
+        q = inputs.q[b][:, h][:, :, i].to(spec.precision)
+        k = inputs.k[b][:, h // spec.group][:, :, j].to(spec.precision)
+        positions = positions_of(spec, inputs, b, h, i, j)
+        found = block(spec, inputs, positions, q, k, all_finite(q, k))
+        return self._weights(found, (b, h, i))
+
+    def _weights(self, found: Block, rows: tuple[Index, Index, Index]) -> Tensor:
+        b, h, i = (slice(r.start, r.stop) if isinstance(r, range) else r for r in rows)
+        statistic = None
+        if self._statistic is not None:
+            statistic = self._statistic[b][:, h][:, :, i].unsqueeze(-1)
+        weights = self._plan.spec.normaliser.weights(found.scores, statistic)
+        factor = self._question.weigh.factor
+        if factor is None:
+            return weights
+        share = factor(self._statistic, self._plan.spec.lengths)
+        if isinstance(share, Tensor) and share.dim():
+            share = share.expand(self._plan.spec.lengths[:3])[b][:, h][:, :, i].unsqueeze(-1)
+        return weights * share
+
+    def _tiles(self) -> Iterator[WeightTile]:
+        spec, inputs, sizes = self._plan.spec, self._inputs, self._plan.tiles
+        finite = all_finite(inputs.q, inputs.k)
+        for strip in strips(spec, blocks(spec, inputs.tensors, inputs.start, sizes), sizes):
+            b, g = _slice(strip.b), _slice(range(strip.h.start // spec.group, (strip.h.stop - 1) // spec.group + 1))
+            q = inputs.q[b, _slice(strip.h), _slice(strip.i)].to(spec.precision)
+            for keys, _ in strip.keys:
+                k = inputs.k[b, g, _slice(keys)].to(spec.precision)
+                k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+                positions = positions_of(spec, inputs, strip.b, strip.h, strip.i, keys)
+                found = block(spec, inputs, positions, q, k, finite)
+                yield WeightTile(positions, found.scores, self._weights(found, (strip.b, strip.h, strip.i)))
+
+
+def _slice(r: range) -> slice:
+    return slice(r.start, r.stop)
+
+
+def _indices(index: Any, shape: tuple[int, ...]) -> list[int | Tensor]:
+    """An index for every dimension: a whole number, or the positions that are taken."""
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if sum(e is Ellipsis for e in entries) > 1:
+        raise SpecError("an index must have at most one `...`.")
+    if Ellipsis not in [e for e in entries if not isinstance(e, Tensor)]:
+        entries.append(Ellipsis)
+    at = next(n for n, e in enumerate(entries) if e is Ellipsis)
+    missing = len(shape) - len(entries) + 1
+    if missing < 0:
+        raise SpecError(f"weights of shape {shape} must get at most {len(shape)} indices; got {len(entries) - 1}.")
+    entries[at : at + 1] = [slice(None)] * missing
+    return [_along(e, size, axis) for axis, (e, size) in enumerate(zip(entries, shape, strict=True))]
+
+
+def _along(entry: Any, size: int, axis: int) -> int | Tensor:
+    if isinstance(entry, slice):
+        return torch.tensor(list(range(*entry.indices(size))), dtype=torch.int64)
+    single = isinstance(entry, int) or (isinstance(entry, Tensor) and entry.dim() == 0)
+    taken = torch.as_tensor([int(entry)] if single else entry)
+    if taken.dtype == torch.bool:
+        taken = taken.nonzero().flatten()
+    if taken.is_floating_point() or taken.dim() != 1:
+        raise SpecError(f"an index of weights must be a whole number, a slice or a list of them; got {entry!r}.")
+    taken = taken.long()
+    if len(taken) and (int(taken.min()) < -size or int(taken.max()) >= size):
+        raise IndexError(f"index {entry!r} is out of range for dimension {axis} of size {size}.")
+    taken = taken % size if size else taken
+    return int(taken[0]) if single else taken
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def byte_count(budget: str | int) -> int:
+    """A number of bytes from 1000, "1GB", "512 MiB"."""
+    if isinstance(budget, int):
+        return budget
+    match = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", budget)
+    if match is None or match[2].upper() not in _UNITS:
+        raise SpecError(f"a budget must be a number of bytes such as '1GB' or '512MiB'; got {budget!r}.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])

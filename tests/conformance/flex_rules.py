@@ -1,0 +1,967 @@
+"""Rules in the ways people write them for FlexAttention, and ways that cannot be read as a formula.
+
+Every builder returns a `Rule`: a function that goes unchanged to torch and to regard, and the floating-point
+tensors it captures, whose gradients must come out. The functions are written for torch alone, with its
+habits: closures, factories, tables on the side, methods and functions mixed. Tables are made for BATCH
+sequences, HEADS heads and positions up to QUERIES and KEYS.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, noop_mask, or_masks
+
+BATCH, HEADS, QUERIES, KEYS = 2, 4, 288, 288
+GRID = 16, 18  # the same positions as an image, row by row
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A function as its author wrote it, and what it learns."""
+
+    function: Callable[..., Any]
+    learned: tuple[Tensor, ...] = ()
+
+
+Builder = Callable[[], Rule]
+MASKS: dict[str, Builder] = {}
+SCORES: dict[str, Builder] = {}
+
+
+def mask_rule(builder: Builder) -> Builder:
+    MASKS[builder.__name__] = builder
+    return builder
+
+
+def score_rule(builder: Builder) -> Builder:
+    SCORES[builder.__name__] = builder
+    return builder
+
+
+def _numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _learned(*shape: int, seed: int = 0) -> Tensor:
+    return _numbers(*shape, seed=seed).requires_grad_()
+
+
+def _integers(low: int, high: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _documents(*lengths: int) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+
+
+# Masks: along the sequence
+
+
+@mask_rule
+def causal() -> Rule:
+    def causal_mask(b, h, q_idx, kv_idx):
+        return q_idx >= kv_idx
+
+    return Rule(causal_mask)
+
+
+@mask_rule
+def causal_as_a_lambda_from_the_other_side() -> Rule:
+    return Rule(lambda b, h, i, j: j <= i)
+
+
+@mask_rule
+def sliding_window() -> Rule:
+    window = 40
+
+    def sliding_window_causal(b, h, q_idx, kv_idx):
+        not_ahead = q_idx >= kv_idx
+        near = q_idx - kv_idx <= window
+        return not_ahead & near
+
+    return Rule(sliding_window_causal)
+
+
+@mask_rule
+def window_on_both_sides_by_abs() -> Rule:
+    return Rule(lambda b, h, i, j: abs(i - j) < 25)
+
+
+@mask_rule
+def a_window_of_its_own_for_every_head() -> Rule:
+    reach = torch.tensor([3, 17, 64, 300])
+    return Rule(lambda b, h, i, j: (i - j < reach[h]) & (i >= j))
+
+
+@mask_rule
+def prefix() -> Rule:
+    prefix_length = 50
+
+    def prefix_lm(b, h, q_idx, kv_idx):
+        return (kv_idx < prefix_length) | (q_idx >= kv_idx)
+
+    return Rule(prefix_lm)
+
+
+@mask_rule
+def prefix_of_its_own_for_every_sequence() -> Rule:
+    prefixes = torch.tensor([7, 130])
+
+    def prefix_lm(b, h, q_idx, kv_idx):
+        in_prefix = kv_idx < prefixes[b]
+        return in_prefix | (q_idx >= kv_idx)
+
+    return Rule(prefix_lm)
+
+
+@mask_rule
+def dilated() -> Rule:
+    def dilated_window(b, h, q_idx, kv_idx):
+        gap = torch.abs(q_idx - kv_idx)
+        return (gap <= 60) & (gap % 4 == 0)
+
+    return Rule(dilated_window)
+
+
+@mask_rule
+def every_third_key_back() -> Rule:
+    # Remainders of negative numbers: Python and torch agree with each other, C does not.
+    return Rule(lambda b, h, i, j: (j - i) % 3 == 1)
+
+
+@mask_rule
+def strided_as_in_sparse_transformers() -> Rule:
+    stride = 17
+
+    def strided(b, h, q_idx, kv_idx):
+        local = q_idx - kv_idx < stride
+        summary = (q_idx - kv_idx) % stride == 0
+        return (q_idx >= kv_idx) & (local | summary)
+
+    return Rule(strided)
+
+
+@mask_rule
+def chunks() -> Rule:
+    return Rule(lambda b, h, i, j: (i // 48 == j // 48) & (i >= j))
+
+
+@mask_rule
+def chunks_by_torch_div() -> Rule:
+    def same_chunk(b, h, q_idx, kv_idx):
+        mine = torch.div(q_idx, 48, rounding_mode="floor")
+        other = torch.div(kv_idx, 48, rounding_mode="floor")
+        return torch.eq(mine, other)
+
+    return Rule(same_chunk)
+
+
+@mask_rule
+def global_plus_local() -> Rule:
+    is_global = torch.zeros(KEYS, dtype=torch.bool)
+    is_global[[0, 100, 287]] = True
+
+    def longformer(b, h, q_idx, kv_idx):
+        near = torch.abs(q_idx - kv_idx) <= 12
+        return near | is_global[kv_idx] | is_global[q_idx]
+
+    return Rule(longformer)
+
+
+@mask_rule
+def decoding_at_an_offset_kept_in_a_tensor() -> Rule:
+    position = torch.tensor(31)
+
+    def shift(inner, offset):
+        def shifted(b, h, q_idx, kv_idx):
+            return inner(b, h, q_idx + offset, kv_idx)
+
+        return shifted
+
+    return Rule(shift(lambda b, h, i, j: i >= j, position))
+
+
+@mask_rule
+def attention_sink_and_recent_keys() -> Rule:
+    return Rule(lambda b, h, i, j: ((j < 4) | (i - j < 32)) & (j <= i))
+
+
+@mask_rule
+def only_the_first_heads_are_causal() -> Rule:
+    return Rule(lambda b, h, i, j: (h >= 2) | (i >= j))
+
+
+@mask_rule
+def nothing_for_the_first_queries() -> Rule:
+    # Rows without any key: torch gives 0 there, and so must regard.
+    return Rule(lambda b, h, i, j: (i >= 10) & (i - 10 >= j))
+
+
+# Masks: with tables
+
+
+@mask_rule
+def documents() -> Rule:
+    doc = _documents(31, 1, 120, 64, 72)
+    return Rule(lambda b, h, i, j: doc[i] == doc[j])
+
+
+@mask_rule
+def documents_of_every_sequence() -> Rule:
+    doc = torch.stack([_documents(100, 188), _documents(5, 90, 60, 133)])
+
+    def document_causal(b, h, q_idx, kv_idx):
+        return (doc[b, q_idx] == doc[b, kv_idx]) & (q_idx >= kv_idx)
+
+    return Rule(document_causal)
+
+
+@mask_rule
+def documents_indexed_one_bracket_at_a_time() -> Rule:
+    doc = torch.stack([_documents(100, 188), _documents(5, 90, 60, 133)]).int()
+    return Rule(lambda b, h, i, j: doc[b][i] == doc[b][j])
+
+
+@mask_rule
+def any_mask_inside_each_document() -> Rule:
+    lengths = [40, 3, 145, 100]
+    doc = _documents(*lengths)
+    first = torch.tensor([0, *np.cumsum(lengths)[:-1].tolist()])
+
+    def inside(inner):
+        def wrapped(b, h, q_idx, kv_idx):
+            same = doc[q_idx] == doc[kv_idx]
+            q_local = q_idx - first[doc[q_idx]]
+            kv_local = kv_idx - first[doc[kv_idx]]
+            return torch.where(same, inner(b, h, q_local, kv_local), False)
+
+        return wrapped
+
+    return Rule(inside(lambda b, h, i, j: (i >= j) & ((i - j < 20) | (j < 2))))
+
+
+@mask_rule
+def lengths_by_batch() -> Rule:
+    seq_len = torch.tensor([288, 77])
+
+    def padding(b, h, q_idx, kv_idx):
+        return kv_idx < seq_len[b]
+
+    return Rule(padding)
+
+
+@mask_rule
+def a_batch_element_of_length_zero() -> Rule:
+    seq_len = torch.tensor([0, 200])
+    return Rule(lambda b, h, i, j: (j < seq_len[b]) & (i < seq_len[b]))
+
+
+@mask_rule
+def valid_keys_as_a_boolean_table() -> Rule:
+    valid = _integers(0, 3, BATCH, KEYS) > 0
+    return Rule(lambda b, h, i, j: valid[b, j] & (i >= j))
+
+
+@mask_rule
+def a_whole_boolean_matrix() -> Rule:
+    table = _numbers(QUERIES, KEYS) > 0.3
+    return Rule(lambda b, h, i, j: table[i, j])
+
+
+@mask_rule
+def a_boolean_matrix_for_each_head() -> Rule:
+    table = (_numbers(HEADS, QUERIES, KEYS) > 0.3).tril()
+
+    def lookup(b, h, q_idx, kv_idx):
+        return table[h][q_idx][kv_idx]
+
+    return Rule(lookup)
+
+
+@mask_rule
+def a_tree_of_drafts() -> Rule:
+    # Speculative decoding: a token sees its ancestors. The table says who they are, the rest is a prefix.
+    nodes, trunk = 32, 256
+    ancestor = torch.eye(nodes, dtype=torch.bool)
+    for node in range(1, nodes):
+        ancestor[node] |= ancestor[(node - 1) // 2]
+
+    def tree(b, h, q_idx, kv_idx):
+        drafting = (q_idx >= trunk) & (kv_idx >= trunk)
+        mine = torch.clamp(q_idx - trunk, min=0)
+        other = (kv_idx - trunk).clamp(min=0)
+        return torch.where(drafting, ancestor[mine, other], q_idx >= kv_idx)
+
+    return Rule(tree)
+
+
+@mask_rule
+def blocks_chosen_in_a_table() -> Rule:
+    chosen = _integers(0, 4, HEADS, KEYS // 32, KEYS // 32) == 0
+    return Rule(lambda b, h, i, j: chosen[h, i // 32, j // 32])
+
+
+# Masks: in two dimensions
+
+
+@mask_rule
+def neighbourhood_in_an_image() -> Rule:
+    width, radius = GRID[1], 3
+
+    def neighbours(b, h, q_idx, kv_idx):
+        q_row, q_col = q_idx // width, q_idx % width
+        kv_row, kv_col = kv_idx // width, kv_idx % width
+        return ((q_row - kv_row).abs() <= radius) & ((q_col - kv_col).abs() <= radius)
+
+    return Rule(neighbours)
+
+
+@mask_rule
+def neighbourhood_that_stays_inside_the_image() -> Rule:
+    (height, width), kernel = GRID, 5
+
+    def row_and_column(index):
+        return index // width, index % width
+
+    def natten(b, h, q_idx, kv_idx):
+        q_y, q_x = row_and_column(q_idx)
+        kv_y, kv_x = row_and_column(kv_idx)
+        centre_y = q_y.clamp(kernel // 2, height - 1 - kernel // 2)
+        centre_x = q_x.clamp(kernel // 2, width - 1 - kernel // 2)
+        return ((centre_y - kv_y).abs() <= kernel // 2) & ((centre_x - kv_x).abs() <= kernel // 2)
+
+    return Rule(natten)
+
+
+@mask_rule
+def same_row_or_same_column() -> Rule:
+    width = GRID[1]
+    return Rule(lambda b, h, i, j: (i // width == j // width) | (i % width == j % width))
+
+
+# Masks: torch's own tools
+
+
+@mask_rule
+def torch_and_masks() -> Rule:
+    doc = _documents(144, 144)
+    return Rule(
+        and_masks(
+            lambda b, h, i, j: i >= j,
+            lambda b, h, i, j: doc[i] == doc[j],
+            lambda b, h, i, j: i - j < 90,
+        )
+    )
+
+
+@mask_rule
+def torch_or_masks() -> Rule:
+    return Rule(or_masks(lambda b, h, i, j: j < 10, lambda b, h, i, j: i == j))
+
+
+@mask_rule
+def torch_and_of_or_masks() -> Rule:
+    near = or_masks(lambda b, h, i, j: (i - j).abs() < 5, lambda b, h, i, j: j % 50 == 0)
+    return Rule(and_masks(near, lambda b, h, i, j: i >= j))
+
+
+@mask_rule
+def torch_noop_mask() -> Rule:
+    return Rule(noop_mask)
+
+
+@mask_rule
+def torch_and_masks_with_noop() -> Rule:
+    return Rule(and_masks(noop_mask, lambda b, h, i, j: i >= j))
+
+
+@mask_rule
+def taken_out_of_a_block_mask() -> Rule:
+    made = create_block_mask(
+        lambda b, h, i, j: (i >= j) & (i - j < 70), None, None, QUERIES, KEYS, device="cpu"
+    )
+    return Rule(made.mask_mod)
+
+
+@mask_rule
+def where() -> Rule:
+    def bidirectional_in_even_heads(b, h, q_idx, kv_idx):
+        return torch.where(h % 2 == 0, (q_idx - kv_idx).abs() < 30, q_idx >= kv_idx)
+
+    return Rule(bidirectional_in_even_heads)
+
+
+@mask_rule
+def clamp() -> Rule:
+    return Rule(lambda b, h, i, j: torch.clamp(i - 20, min=0, max=200) <= j)
+
+
+@mask_rule
+def constants_in_tensors() -> Rule:
+    def recent(b, h, q_idx, kv_idx):
+        window = torch.tensor(33)
+        return (q_idx - kv_idx <= window) & (torch.tensor(0) <= q_idx - kv_idx)
+
+    return Rule(recent)
+
+
+@mask_rule
+def logical_functions() -> Rule:
+    def rule(b, h, q_idx, kv_idx):
+        future = torch.lt(q_idx, kv_idx)
+        own = torch.logical_or(torch.eq(q_idx % 7, kv_idx % 7), kv_idx.eq(0))
+        return torch.logical_and(torch.logical_not(future), own)
+
+    return Rule(rule)
+
+
+@mask_rule
+def not_and_exclusive_or() -> Rule:
+    return Rule(lambda b, h, i, j: ~(j > i) & ((i % 2 == 0) ^ (j % 2 == 0)))
+
+
+@mask_rule
+def minimum_and_maximum() -> Rule:
+    def near_the_front_one(b, h, q_idx, kv_idx):
+        return torch.maximum(q_idx, kv_idx) - torch.minimum(q_idx, kv_idx) < 9
+
+    return Rule(near_the_front_one)
+
+
+@mask_rule
+def made_by_a_module_from_its_buffers() -> Rule:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("reach", torch.tensor([10, 20, 30, 40]))
+
+        def mask_mod(self):
+            return lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() <= self.reach[h]
+
+    return Rule(Windows().mask_mod())
+
+
+@mask_rule
+def a_partial_function() -> Rule:
+    def window(size, b, h, q_idx, kv_idx):
+        return (q_idx - kv_idx <= size) & (q_idx >= kv_idx)
+
+    return Rule(functools.partial(window, 21))
+
+
+@mask_rule
+def bits_shifted() -> Rule:
+    # Powers of two apart, as in butterfly patterns.
+    return Rule(lambda b, h, i, j: ((i >> 4) == (j >> 4)) | ((i & 15) == (j & 15)))
+
+
+# Scores: arithmetic on the score and the positions
+
+
+@score_rule
+def unchanged() -> Rule:
+    return Rule(lambda score, b, h, q_idx, kv_idx: score)
+
+
+@score_rule
+def relative_distance() -> Rule:
+    return Rule(lambda score, b, h, q_idx, kv_idx: score + (q_idx - kv_idx) / 100)
+
+
+@score_rule
+def alibi_with_slopes_in_a_table() -> Rule:
+    slopes = torch.tensor([2.0 ** (-2 * (head + 1)) for head in range(HEADS)], dtype=torch.float64)
+    slopes.requires_grad_()
+
+    def alibi(score, b, h, q_idx, kv_idx):
+        return score + slopes[h] * (kv_idx - q_idx)
+
+    return Rule(alibi, (slopes,))
+
+
+@score_rule
+def alibi_with_slopes_computed_from_the_head() -> Rule:
+    def alibi(score, b, h, q_idx, kv_idx):
+        slope = torch.exp2(-((h + 1) * 8.0 / HEADS))
+        return score - slope * torch.abs(q_idx - kv_idx)
+
+    return Rule(alibi)
+
+
+@score_rule
+def softcap() -> Rule:
+    cap = 1.5
+
+    def soft_cap(score, b, h, q_idx, kv_idx):
+        score = score / cap
+        score = torch.tanh(score)
+        return score * cap
+
+    return Rule(soft_cap)
+
+
+@score_rule
+def softcap_in_place_then_causal() -> Rule:
+    def soft_cap(score, b, h, q_idx, kv_idx):
+        score /= 2.0
+        score = score.tanh()
+        score *= 2.0
+        return torch.where(q_idx >= kv_idx, score, -float("inf"))
+
+    return Rule(soft_cap)
+
+
+@score_rule
+def minus_infinity_ahead() -> Rule:
+    return Rule(lambda score, b, h, q_idx, kv_idx: torch.where(q_idx >= kv_idx, score, float("-inf")))
+
+
+@score_rule
+def minus_infinity_by_full_like() -> Rule:
+    def windowed(score, b, h, q_idx, kv_idx):
+        hidden = torch.full_like(score, -math.inf)
+        return torch.where((q_idx - kv_idx).abs() < 30, score, hidden)
+
+    return Rule(windowed)
+
+
+@score_rule
+def minus_infinity_from_a_table_of_valid_keys() -> Rule:
+    valid = _integers(0, 3, BATCH, KEYS, seed=4) > 0
+    return Rule(lambda score, b, h, q_idx, kv_idx: torch.where(valid[b, kv_idx], score, -torch.inf))
+
+
+@score_rule
+def checkerboard() -> Rule:
+    def checkerboard(score, b, h, q_idx, kv_idx):
+        score = torch.where((kv_idx - q_idx).abs() % 2 == 1, score * 0.5, score)
+        return torch.where(torch.eq(q_idx % 3, 0), score * 2.0, score)
+
+    return Rule(checkerboard)
+
+
+@score_rule
+def clipped_score() -> Rule:
+    return Rule(lambda score, b, h, q_idx, kv_idx: torch.clamp(score, -0.5, 0.75))
+
+
+@score_rule
+def zeros_like_outside_a_window() -> Rule:
+    def flat_far_away(score, b, h, q_idx, kv_idx):
+        return torch.where(q_idx - kv_idx < 40, score, torch.zeros_like(score))
+
+    return Rule(flat_far_away)
+
+
+# Scores: with learned tables
+
+
+@score_rule
+def relative_bias_table() -> Rule:
+    bias = _learned(HEADS, 2 * KEYS - 1)
+
+    def relative_bias(score, b, h, q_idx, kv_idx):
+        return score + bias[h, q_idx - kv_idx + KEYS - 1]
+
+    return Rule(relative_bias, (bias,))
+
+
+@score_rule
+def relative_bias_clipped_to_a_short_table() -> Rule:
+    reach = 16
+    bias = _learned(2 * reach + 1, HEADS)
+
+    def relative_bias(score, b, h, q_idx, kv_idx):
+        distance = torch.clamp(q_idx - kv_idx, -reach, reach) + reach
+        return score + bias[distance, h]
+
+    return Rule(relative_bias, (bias,))
+
+
+@score_rule
+def a_table_read_from_its_end() -> Rule:
+    # The index is negative for keys ahead, and torch counts those from the end.
+    bias = _learned(HEADS, 2 * KEYS)
+    return Rule(lambda score, b, h, i, j: score + bias[h, i - j], (bias,))
+
+
+@score_rule
+def t5_buckets() -> Rule:
+    buckets, exact, reach = 32, 8, 128
+    table = _learned(buckets, HEADS)
+
+    def bucket(relative):
+        side = torch.where(relative > 0, buckets // 2, 0)
+        distance = torch.abs(relative)
+        grown = torch.log(distance.float() / exact) / math.log(reach / exact) * (buckets // 2 - exact)
+        far = torch.clamp(exact + grown.to(torch.long), max=buckets // 2 - 1)
+        return side + torch.where(distance < exact, distance, far)
+
+    def t5(score, b, h, q_idx, kv_idx):
+        return score + table[bucket(kv_idx - q_idx), h]
+
+    return Rule(t5, (table,))
+
+
+@score_rule
+def t5_buckets_of_a_decoder_with_minimum() -> Rule:
+    buckets, reach = 16, 64
+    table = _learned(HEADS, buckets)
+
+    def t5(score, b, h, q_idx, kv_idx):
+        distance = torch.maximum(q_idx - kv_idx, torch.zeros_like(q_idx))
+        exact = buckets // 2
+        grown = (
+            exact
+            + (
+                torch.log(distance.to(torch.float32) / exact) / math.log(reach / exact) * (buckets - exact)
+            ).long()
+        )
+        grown = torch.minimum(grown, torch.full_like(grown, buckets - 1))
+        return score + table[h, torch.where(distance < exact, distance, grown)]
+
+    return Rule(t5, (table,))
+
+
+@score_rule
+def a_whole_bias() -> Rule:
+    bias = _learned(BATCH, HEADS, QUERIES, KEYS)
+    return Rule(lambda score, b, h, i, j: score + bias[b, h, i, j], (bias,))
+
+
+@score_rule
+def a_bias_for_each_key_of_each_sequence() -> Rule:
+    bias = _learned(BATCH, KEYS)
+    return Rule(lambda score, b, h, i, j: score + bias[b][j], (bias,))
+
+
+@score_rule
+def a_temperature_and_a_shift_for_each_head() -> Rule:
+    temperature, shift = _learned(HEADS, seed=1), _learned(HEADS, seed=2)
+
+    def affine(score, b, h, q_idx, kv_idx):
+        return score * temperature[h] + shift[h] * (q_idx == kv_idx)
+
+    return Rule(affine, (temperature, shift))
+
+
+@score_rule
+def a_learned_scalar() -> Rule:
+    strength = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+    return Rule(lambda score, b, h, i, j: score - strength * (i - j).abs() / 64, (strength,))
+
+
+@score_rule
+def kerple_logarithm() -> Rule:
+    size = _numbers(HEADS, seed=1).abs().requires_grad_()
+    rate = _numbers(HEADS, seed=2).abs().requires_grad_()
+
+    def kerple(score, b, h, q_idx, kv_idx):
+        return score - size[h] * torch.log(1 + rate[h] * torch.abs(q_idx - kv_idx))
+
+    return Rule(kerple, (size, rate))
+
+
+@score_rule
+def decay_with_a_table_for_each_query_and_key() -> Rule:
+    # Gates that add up along the sequence, as in forgetting transformers.
+    gates = _numbers(BATCH, HEADS, KEYS).abs().mul(-0.1).cumsum(-1).requires_grad_()
+
+    def forget(score, b, h, q_idx, kv_idx):
+        return torch.where(q_idx >= kv_idx, score + gates[b, h, q_idx] - gates[b, h, kv_idx], -float("inf"))
+
+    return Rule(forget, (gates,))
+
+
+@score_rule
+def windows_of_an_image_with_a_bias_for_each_offset() -> Rule:
+    (height, width) = GRID
+    table = _learned(HEADS, (2 * height - 1) * (2 * width - 1))
+
+    def swin(score, b, h, q_idx, kv_idx):
+        down = q_idx // width - kv_idx // width + height - 1
+        across = q_idx % width - kv_idx % width + width - 1
+        return score + table[h, down * (2 * width - 1) + across]
+
+    return Rule(swin, (table,))
+
+
+@score_rule
+def a_graph_with_a_bias_for_each_distance() -> Rule:
+    distance = _integers(0, 6, BATCH, QUERIES, KEYS)
+    embedding = _learned(6, HEADS)
+
+    def graphormer(score, b, h, q_idx, kv_idx):
+        return score + embedding[distance[b, q_idx, kv_idx], h]
+
+    return Rule(graphormer, (embedding,))
+
+
+@score_rule
+def one_table_used_twice() -> Rule:
+    weight = _learned(KEYS)
+    return Rule(lambda score, b, h, i, j: score + weight[i] * weight[j] + weight[0], (weight,))
+
+
+@score_rule
+def a_table_that_scales_the_score() -> Rule:
+    gain = _learned(HEADS, KEYS)
+
+    def gated(score, b, h, q_idx, kv_idx):
+        return score * torch.exp(gain[h, kv_idx] / 4) + torch.tanh(gain[h, q_idx])
+
+    return Rule(gated, (gain,))
+
+
+# What cannot be a formula. The line at fault ends in "# here"; where none does, the whole rule is at fault.
+
+UNTRACEABLE_MASKS: dict[str, Callable[..., Any]] = {}
+UNTRACEABLE_SCORES: dict[str, Callable[..., Any]] = {}
+
+
+def _bad_mask(function: Callable[..., Any]) -> Callable[..., Any]:
+    UNTRACEABLE_MASKS[function.__name__] = function
+    return function
+
+
+def _bad_score(function: Callable[..., Any]) -> Callable[..., Any]:
+    UNTRACEABLE_SCORES[function.__name__] = function
+    return function
+
+
+@_bad_mask
+def an_if_on_positions(b, h, i, j):
+    if i >= j:  # here
+        return i - j < 8
+    return False
+
+
+@_bad_mask
+def an_early_choice_with_else(b, h, i, j):
+    return i >= j if h == 0 else i <= j  # here
+
+
+@_bad_mask
+def a_chained_comparison(b, h, i, j):
+    return 0 <= i - j < 8  # here
+
+
+@_bad_mask
+def the_word_and(b, h, i, j):
+    near = i - j < 8
+    return i >= j and near  # here
+
+
+@_bad_mask
+def the_word_or(b, h, i, j):
+    return j < 4 or i == j  # here
+
+
+@_bad_mask
+def the_word_not(b, h, i, j):
+    return not i < j  # here
+
+
+@_bad_mask
+def the_word_in(b, h, i, j):
+    return j in (0, 1, 2)  # here
+
+
+@_bad_mask
+def builtin_min(b, h, i, j):
+    first = min(i, j)  # here
+    return first < 8
+
+
+@_bad_mask
+def builtin_max(b, h, i, j):
+    return max(i - j, 0) < 8  # here
+
+
+_ARRAY = np.arange(KEYS)
+
+
+@_bad_mask
+def a_numpy_array_indexed_by_a_position(b, h, i, j):
+    return _ARRAY[i] >= j  # here
+
+
+_LIST = list(range(KEYS))
+
+
+@_bad_mask
+def a_list_indexed_by_a_position(b, h, i, j):
+    return _LIST[i] >= j  # here
+
+
+_NAMES = {0: 1, 1: 2}
+
+
+@_bad_mask
+def a_dictionary_indexed_by_a_position(b, h, i, j):
+    reach = _NAMES[b]  # here
+    return i - j < reach
+
+
+@_bad_mask
+def math_of_a_position(b, h, i, j):
+    return math.log(i + 1) > j  # here
+
+
+@_bad_mask
+def int_of_a_position(b, h, i, j):
+    return int(i) >= j  # here
+
+
+@_bad_mask
+def float_of_a_position(b, h, i, j):
+    return float(i) >= j  # here
+
+
+@_bad_mask
+def item_of_a_position(b, h, i, j):
+    return i.item() >= j  # here
+
+
+_TABLE = torch.arange(KEYS)
+
+
+@_bad_mask
+def item_of_a_look_up(b, h, i, j):
+    start = _TABLE[i]
+    return start.item() >= j  # here
+
+
+@_bad_mask
+def a_loop_up_to_a_position(b, h, i, j):
+    total = 0
+    for step in range(i):  # here
+        total = total + step
+    return total >= j
+
+
+@_bad_mask
+def a_new_tensor_made_of_a_position(b, h, i, j):
+    return torch.tensor(i) >= j  # here
+
+
+@_bad_mask
+def a_new_tensor_made_of_two_positions(b, h, i, j):
+    pair = torch.tensor([i, j])  # here
+    return pair[0] >= pair[1]
+
+
+@_bad_mask
+def a_table_cut_at_a_position(b, h, i, j):
+    return _TABLE[:i].sum() > j  # here
+
+
+@_bad_mask
+def an_index_that_is_not_whole(b, h, i, j):
+    return _TABLE[i / 2] > j  # here
+
+
+@_bad_mask
+def too_many_indices(b, h, i, j):
+    return _TABLE[i, j] > 0  # here
+
+
+@_bad_mask
+def a_whole_table(b, h, i, j):
+    return j < _TABLE  # here
+
+
+@_bad_mask
+def a_position_stored_in_a_table(b, h, i, j):
+    table = torch.zeros(KEYS)
+    table[i] = 1.0  # here
+    return table[j] > 0
+
+
+@_bad_mask
+def an_unknown_attribute(b, h, i, j):
+    return i.is_causal_with(j)  # here
+
+
+@_bad_mask
+def a_fault_deeper_in_other_functions(b, h, i, j):
+    def inner(q_idx, kv_idx):
+        if q_idx > kv_idx:  # here
+            return kv_idx > 3
+        return False
+
+    return inner(i, j)
+
+
+@_bad_mask
+def random_numbers(b, h, i, j):
+    return torch.rand(()) * 10 > i - j
+
+
+@_bad_mask
+def random_numbers_already_compared(b, h, i, j):
+    # Two readings agree half of the time, so comparing two readings is not enough.
+    return (torch.rand(()) < 0.5) | (i >= j)
+
+
+@_bad_mask
+def random_numbers_of_python_and_numpy(b, h, i, j):
+    return np.random.rand() * 10 > i - j
+
+
+@_bad_mask
+def nothing_returned(b, h, i, j):
+    i >= j  # noqa: B015
+
+
+@_bad_mask
+def words_returned(b, h, i, j):
+    return "causal"
+
+
+@_bad_score
+def an_if_on_the_score(score, b, h, i, j):
+    if score > 0:  # here
+        return score
+    return score * 0.5
+
+
+@_bad_score
+def math_of_the_score(score, b, h, i, j):
+    return math.tanh(score)  # here
+
+
+@_bad_score
+def noise_like_the_score(score, b, h, i, j):
+    return score + torch.randn_like(score)
+
+
+@_bad_score
+def dropout_in_the_score(score, b, h, i, j):
+    return nn.functional.dropout(score, 0.5)
+
+
+@_bad_score
+def a_sum_over_the_row(score, b, h, i, j):
+    return score - score.sum(dim=-1)  # here
+
+
+@_bad_score
+def softmax_of_the_score(score, b, h, i, j):
+    return torch.softmax(score, dim=-1)  # here
+
+
+@_bad_score
+def the_score_as_an_index(score, b, h, i, j):
+    return score + _TABLE[score]  # here
+
+
+@_bad_score
+def a_numpy_function_of_the_score(score, b, h, i, j):
+    return np.tanh(score)  # here

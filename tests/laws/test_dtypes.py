@@ -1,0 +1,210 @@
+"""Precision: against float64, at most twice the error of the direct formula (additive: four times).
+
+The direct formula is what people write: whole score matrix, softmax, product, each rounded to the dtype of
+the inputs, and autograd through it. Errors are the largest of some thousand numbers: luck decides nothing.
+"""
+
+import math
+
+import pytest
+import torch
+
+from regard import mask, score, weigh
+
+from . import cases, direct
+
+LOW = [torch.float32, torch.bfloat16, torch.float16]
+every_low = pytest.mark.parametrize("dtype", LOW, ids=str)
+
+
+def dense(q, k, v, scoring=None, rules=(), weighing=None, may=None):
+    """The direct formula in whatever dtype the inputs have."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    where = direct.places((q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    scores = (scoring or direct.scaled_dot())(q, k)
+    for rule in rules:
+        scores = rule(scores, where)
+    if may is not None:
+        scores = scores.masked_fill(~may(where), -math.inf)
+    weights = scores.softmax(-1) if weighing is None else weighing(scores)
+    return weights @ v
+
+
+def sink(logit):
+    def weighing(scores):
+        extra = logit.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
+
+    return weighing
+
+
+def captured(name, problem, dtype):
+    """The tensors of a case, rounded to the dtype: the float64 answer starts from the same numbers."""
+    width, heads = problem.width, problem.heads
+    root = problem.normal(width, width, salt=2) / width**0.5
+    tensors = {
+        "multiplicative": [root / width**0.5],
+        "mahalanobis": [root @ root.mT],
+        "additive": [
+            problem.normal(width, 16, salt=3) / 4,
+            problem.normal(width, 16, salt=4) / 4,
+            problem.normal(16, salt=5),
+        ],
+        "alibi": [torch.tensor([2.0 ** -(n + 1) for n in range(heads)])],
+        "bias": [problem.normal(heads, problem.n_q, problem.n_k, salt=6)],
+        "sink": [problem.normal(heads, salt=7)],
+    }
+    return [x.to(dtype) for x in tensors.get(name, [])]
+
+
+CASES = {
+    "scaled dot": (dict, dict),
+    "causal": (lambda: dict(mask=mask.causal()), lambda: dict(may=direct.causal())),
+    "cosine": (lambda: dict(score=score.cosine(4.0)), lambda: dict(scoring=direct.cosine(4.0))),
+    "metric": (lambda: dict(score=score.metric(1.5)), lambda: dict(scoring=direct.metric(1.5))),
+    "multiplicative": (
+        lambda w: dict(score=score.multiplicative(w)),
+        lambda w: dict(scoring=direct.multiplicative(w)),
+    ),
+    "mahalanobis": (
+        lambda m: dict(score=score.mahalanobis(m)),
+        lambda m: dict(scoring=direct.mahalanobis(m)),
+    ),
+    "additive": (lambda *w: dict(score=score.additive(*w)), lambda *w: dict(scoring=direct.additive(*w))),
+    "softcap": (lambda: dict(score=score.softcap(2.0)), lambda: dict(rules=[direct.softcap(2.0)])),
+    "alibi": (
+        lambda m: dict(score=score.alibi(m), mask=mask.causal()),
+        lambda m: dict(rules=[direct.alibi(m)], may=direct.causal()),
+    ),
+    "bias": (lambda t: dict(score=score.bias(t)), lambda t: dict(rules=[direct.bias(t)])),
+    "sink": (lambda b: dict(weigh=weigh.sink(b)), lambda b: dict(weighing=sink(b))),
+    "sigmoid": (
+        lambda: dict(weigh=weigh.sigmoid(-5.0)),
+        lambda: dict(weighing=lambda s: torch.sigmoid(s - 5.0)),
+    ),
+    "relu": (lambda: dict(weigh=weigh.relu(0.01)), lambda: dict(weighing=lambda s: torch.relu(s) * 0.01)),
+}
+
+
+def answers(run, inputs, weights):
+    inputs = cases.leaves(*inputs)
+    output = run(*inputs)
+    found = torch.autograd.grad((output * weights.to(output.dtype)).sum(), inputs)
+    return [x.detach().double() for x in (output, *found)]
+
+
+def compare(engine, name, dtype, problem, stretch=1.0, offset=0.0):
+    """The largest errors of the library and of the direct formula, for output and each gradient."""
+    ours, theirs = CASES[name]
+    tensors = [*problem.tensors(), *captured(name, problem, dtype)]
+    tensors[0], tensors[1] = tensors[0] * stretch + offset, tensors[1] + offset
+    inputs = [x.to(dtype) for x in tensors]
+    weights = problem.normal(problem.batch, problem.heads, problem.n_q, problem.width_v, salt=9).to(dtype)
+
+    exact = answers(
+        lambda q, k, v, *more: dense(q, k, v, **theirs(*more)), [x.double() for x in inputs], weights
+    )
+    rough = answers(lambda q, k, v, *more: dense(q, k, v, **theirs(*more)), inputs, weights)
+    got = answers(lambda q, k, v, *more: cases.attention(engine, q, k, v, **ours(*more)), inputs, weights)
+
+    names = ["output", "q", "k", "v", *(f"captured {n}" for n in range(len(exact) - 4))]
+    return {
+        part: (float((g - e).abs().max()), float((r - e).abs().max()))
+        for part, g, r, e in zip(names, got, rough, exact, strict=True)
+    }
+
+
+def too_far(errors, times):
+    return {part: pair for part, pair in errors.items() if not pair[0] <= times * pair[1]}
+
+
+@every_low
+@pytest.mark.parametrize("name", CASES)
+def test_the_error_is_at_most_twice_that_of_the_direct_formula(engine, name, dtype):
+    problem = cases.Problem(batch=1, heads=4, key_heads=2, n_q=150, n_k=200, width=16, width_v=24, seed=11)
+
+    errors = compare(engine, name, dtype, problem)
+
+    assert too_far(errors, 4 if name == "additive" else 2) == {}
+
+
+@every_low
+def test_sharp_rows_are_as_precise_as_flat_ones(engine, dtype):
+    problem = cases.Problem(batch=1, heads=2, key_heads=2, n_q=150, n_k=200, width=16, width_v=16, seed=12)
+
+    assert too_far(compare(engine, "causal", dtype, problem, stretch=6.0), 2) == {}
+
+
+@every_low
+@pytest.mark.parametrize("name", ["scaled dot", "metric"])
+def test_many_keys_cost_no_precision(engine, name, dtype):
+    problem = cases.Problem(batch=1, heads=1, key_heads=1, n_q=64, n_k=1500, width=8, width_v=16, seed=13)
+
+    assert too_far(compare(engine, name, dtype, problem), 2) == {}
+
+
+def test_distances_far_from_the_origin_keep_their_precision(engine):
+    problem = cases.Problem(batch=1, heads=2, key_heads=2, n_q=100, n_k=120, width=8, width_v=16, seed=14)
+
+    # the offset is far beyond sigma: |q|^2 alone would swallow every distance in float32
+    assert too_far(compare(engine, "metric", torch.float32, problem, offset=150.0), 2) == {}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float64_is_exact_to_float64(engine, name):
+    if cases.dtype_of(engine) != torch.float64:
+        pytest.skip("this engine has no float64")
+    problem = cases.Problem(batch=1, heads=2, key_heads=1, n_q=60, n_k=70, width=8, width_v=5, seed=15)
+
+    errors = compare(engine, name, torch.float64, problem)
+
+    # some thousand roundings of numbers of size 1
+    assert {part: error for part, (error, _) in errors.items() if error > 1e-12} == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *LOW], ids=str)
+def test_the_output_and_gradients_have_the_dtype_of_the_inputs(engine, dtype):
+    if dtype == torch.float64 != cases.dtype_of(engine):
+        pytest.skip("this engine has no float64")
+    q, k, v = cases.leaves(*cases.Problem(1, 2, 1, 3, 4, 4, 4, seed=1).tensors(dtype))
+
+    output = cases.attention(engine, q, k, v, mask=mask.causal())
+    found = torch.autograd.grad(output.sum(), (q, k, v))
+
+    assert [x.dtype for x in (output, *found)] == [dtype] * 4
+
+
+@every_low
+def test_sums_over_many_keys_are_kept_in_float32_or_better(engine, dtype):
+    """Adding ones in bfloat16 stops at 256, in float16 at 2048: the share of 4096 ones would not be 1."""
+    q, k = torch.zeros(1, 1, 2, 1, dtype=dtype), torch.zeros(1, 1, 4096, 1, dtype=dtype)
+    v = torch.ones(1, 1, 4096, 3, dtype=dtype)
+
+    got = cases.attend(engine, q, k, v)
+    added = cases.attention(engine, q, k, v, weigh=weigh.sigmoid())
+
+    assert (got.output == 1).all()
+    assert (added == 2048).all()
+    # log 4096 = 8.3178 in float32, one unit of the last place being 1e-6
+    assert ((got.lse.double() - math.log(4096)).abs() < 2e-6).all()
+
+
+@every_low
+def test_gradients_summed_over_many_queries_are_kept_in_float32_or_better(engine, dtype):
+    q, k = torch.zeros(1, 1, 4096, 1, dtype=dtype), torch.zeros(1, 1, 2, 1, dtype=dtype)
+    (v,) = cases.leaves(torch.ones(1, 1, 2, 3, dtype=dtype))
+
+    (found,) = torch.autograd.grad(cases.attention(engine, q, k, v).sum(), (v,))
+
+    assert (found == 2048).all()
+
+
+@every_low
+def test_large_scores_neither_overflow_nor_vanish(engine, dtype):
+    top = 200.0  # exp(200) is beyond float32, and 200 * 200 is within float16
+    q = torch.full((1, 1, 1, 1), top, dtype=dtype)
+    k = torch.tensor([top, top, -top], dtype=dtype).view(1, 1, 3, 1)
+    v = torch.tensor([1.0, 3.0, 100.0], dtype=dtype).view(1, 1, 3, 1)
+
+    assert cases.attention(engine, q, k, v).item() == 2.0
+    assert cases.attention(engine, -q, k, v).item() == 100.0

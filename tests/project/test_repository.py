@@ -1,0 +1,189 @@
+"""The repository itself: small files, no traces of one machine, links that lead somewhere, true pins."""
+
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LARGEST = 1_000_000
+MACHINE = re.compile(r"(?<![\w.~-])/(?:farm|home|opt|root|tmp|work)(?![\w-])")
+PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9][0-9.]*)")
+FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
+INLINE_CODE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(
+    r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*<?([^\s>]+)|(?:src|href)=[\"']([^\"']+)", re.MULTILINE
+)
+OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
+
+
+def files(root: Path) -> list[Path]:
+    """What is in the repository or would be after the next commit; without git, all that was not built."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if (root / ".git").exists():
+        listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        if listed.returncode == 0:
+            found = {root / name for name in listed.stdout.split("\0") if name}
+            return sorted(path for path in found if path.is_file())
+    return sorted(_walk(root))
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name == ".ci" or not _is_left_over(name)]
+        yield from (Path(folder) / name for name in names)
+
+
+def _is_left_over(folder: str) -> bool:
+    return (
+        folder.startswith(".") or folder in {"build", "dist", "__pycache__"} or folder.endswith(".egg-info")
+    )
+
+
+def texts(root: Path) -> Iterator[tuple[str, str]]:
+    for path in files(root):
+        try:
+            yield path.relative_to(root).as_posix(), path.read_text(encoding="utf8")
+        except UnicodeDecodeError:
+            continue  # a picture or an array
+
+
+def machine_paths(root: Path) -> list[str]:
+    return [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts(root)
+        for number, line in enumerate(text.splitlines(), 1)
+        if MACHINE.search(line)
+    ]
+
+
+def dead_links(root: Path) -> list[str]:
+    return [
+        f"{name}: {target}"
+        for name, text in texts(root)
+        if name.endswith(".md")
+        for target in _targets(text)
+        if not _resolves(root, root / name, target)
+    ]
+
+
+def _targets(text: str) -> Iterator[str]:
+    prose = INLINE_CODE.sub("", FENCE.sub("", text))
+    for match in LINK.finditer(prose):
+        target = next(group for group in match.groups() if group)
+        if not OUTSIDE.match(target):
+            yield target
+
+
+def _resolves(root: Path, document: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    path = (document.parent / name).resolve() if name else document
+    if not path.exists() or not path.is_relative_to(root.resolve()):
+        return False
+    return not anchor or path.suffix != ".md" or anchor in _anchors(path.read_text(encoding="utf8"))
+
+
+def _anchors(text: str) -> set[str]:
+    """The names a heading can be linked by: lower case, signs dropped, spaces as hyphens."""
+    headings = re.findall(r"^#+ +(.*?) *#* *$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf8").splitlines()
+    matches = [PIN.fullmatch(line) for line in lines if line and not line.startswith("#")]
+    assert all(matches), "every line of constraints.txt must be name==version, without a local build suffix"
+    return {match["name"]: match["version"] for match in matches if match}
+
+
+def installed(name: str, extras: frozenset[str], found: dict[str, str]) -> dict[str, str]:
+    """The versions of everything that `name[extras]` needs here, itself included."""
+    package = distribution(name)
+    seen = canonicalize_name(name) in found
+    found[canonicalize_name(name)] = package.version.partition("+")[0]
+    for line in () if seen and not extras else package.requires or ():
+        need = Requirement(line)
+        if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
+            installed(need.name, frozenset(need.extras), found)
+    return found
+
+
+def test_no_file_is_larger_than_a_megabyte() -> None:
+    assert len(files(ROOT)) > 10
+    assert [path.name for path in files(ROOT) if path.stat().st_size > LARGEST] == []
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    assert machine_paths(ROOT) == []
+
+
+def test_every_relative_link_of_a_document_leads_somewhere() -> None:
+    assert dead_links(ROOT) == []
+
+
+def test_a_machine_path_is_found_and_an_address_is_not_one(tmp_path: Path) -> None:
+    folder = "/" + "tmp"
+    (tmp_path / "a.py").write_text(f"read('{folder}/x')\ncd {folder}\n", encoding="utf8")
+    (tmp_path / "b.md").write_text(
+        f"https://example.org{folder}/x, a{folder}/x, {folder}orary", encoding="utf8"
+    )
+    assert [line.split(": ")[0] for line in machine_paths(tmp_path)] == ["a.py:1", "a.py:2"]
+
+
+def test_a_dead_link_is_found_and_a_live_one_is_not(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "tour.md").write_text("# The tour\n\n## What `q` is, here\n", encoding="utf8")
+    live = "[a](docs/tour.md) [b](docs/tour.md#what-q-is-here) [c](https://example.org) [d](docs) `[e](no)`\n"
+    code = "```text\n[f](no.md)\n```\n"
+    (tmp_path / "README.md").write_text(live + code, encoding="utf8")
+    assert dead_links(tmp_path) == []
+    dead = ["gone.md", "docs/tour.md#gone", "gone.svg", "../outside.md", "gone.png"]
+    (tmp_path.parent / "outside.md").touch()
+    text = "[a]({}) [b]({}) ![c]({}) [d]({})\n<img src='{}'>\n".format(*dead)
+    (tmp_path / "README.md").write_text(text, encoding="utf8")
+    assert dead_links(tmp_path) == [f"README.md: {target}" for target in dead]
+
+
+def test_the_constraints_pin_everything_that_is_installed() -> None:
+    here = installed("regard", frozenset({"dev"}), {})
+    del here["regard"]
+    pinned = pins()
+    assert len(here) > 20
+    # Builds of torch for an accelerator bring its vendor's packages with them.
+    unpinned = {name for name in here if name not in pinned and not re.match("nvidia-|cuda-|triton", name)}
+    assert unpinned == set()
+    assert {name: version for name, version in here.items() if pinned.get(name, version) != version} == {}
+
+
+def test_the_constraints_pin_nothing_that_is_not_needed() -> None:
+    needed = installed("regard", frozenset({"dev"}), {})
+    builders = {"setuptools"}
+    assert set(pins()) - set(needed) - builders == set()
+
+
+def test_the_pinned_torch_is_within_the_supported_range() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
+    ranges = {need.name: need.specifier for need in map(Requirement, project["dependencies"])}
+    assert pins()["torch"] == "2.13.0"
+    assert ranges["torch"].contains("2.13.0")
+
+
+@pytest.mark.parametrize("target", ["setup", "check", "test", "test-long", "bench", "mutants", "wheel"])
+def test_make_lists_its_targets(target: str) -> None:
+    listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"make {target} " in listed
+
+
+def test_the_gate_runs_the_tests_and_the_long_tests() -> None:
+    gate = ROOT / ".ci" / "run"
+    assert os.access(gate, os.X_OK)
+    lines = gate.read_text(encoding="utf8").splitlines()
+    assert "set -euo pipefail" in lines
+    assert [line for line in lines if line.startswith("make")] == ["make test", "make test-long"]

@@ -1,0 +1,33 @@
+"""The examples in the docstrings of regard: each runs and prints what it says."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+SOURCE = Path(__file__).parents[2] / "src"
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def modules(source: Path) -> list[str]:
+    names = [path.relative_to(source).with_suffix("").parts for path in sorted(source.glob("regard/**/*.py"))]
+    return [".".join(steps[:-1] if steps[-1] == "__init__" else steps) for steps in names]
+
+
+@pytest.mark.parametrize("name", modules(SOURCE))
+def test_the_examples_of_a_module_are_true(name: str) -> None:
+    module = importlib.import_module(name)
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for examples in doctest.DocTestFinder().find(module, name):
+        torch.manual_seed(0)
+        runner.run(examples, out=report.append)
+    assert runner.failures == 0, "".join(report)
+
+
+def test_the_library_has_examples() -> None:
+    finder = doctest.DocTestFinder()
+    found = [test for name in modules(SOURCE) for test in finder.find(importlib.import_module(name), name)]
+    assert sum(len(test.examples) for test in found) > 0
