@@ -7,11 +7,14 @@ it (`engine`) and hands it back (`result`). Masks, scores, weighings and measure
 from regard import cost, errors, measure
 from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
+from regard.integrations.torch_sdpa import replacing_sdpa, scaled_dot_product_attention
+from regard.packed import attention_packed
 from regard.spec import mask, score, weigh
 
 __all__ = [
     "attend",
     "attention",
+    "attention_packed",
     "cost",
     "engines",
     "errors",
@@ -19,6 +22,8 @@ __all__ = [
     "mask",
     "measure",
     "merge",
+    "replacing_sdpa",
+    "scaled_dot_product_attention",
     "score",
     "weigh",
 ]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.engine.gradient import Engine, run
 from regard.engine.reference import Reference
+from regard.engine.relative import relative_output
 from regard.engine.tiled import Tiled
 from regard.plan.blocks import blocks
 from regard.plan.choose import Plan, choose
@@ -55,7 +56,7 @@ def attention(
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
     plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
-    output, _, _ = _answer(question, plan)
+    output, _, _ = answer(question, plan)
     return question.shaped(output)
 
 
@@ -81,7 +82,7 @@ def attend(
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
     plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
-    output, statistic, inputs = _answer(question, plan)
+    output, statistic, inputs = answer(question, plan)
     shaped = None if statistic is None else question.shaped(statistic)
     weights = Weights(question, plan, inputs, statistic)
     return Attended(question.shaped(output), weights, plan, question.seed, shaped)
@@ -111,13 +112,17 @@ def explain(
     return plan.covering(blocks(question.spec, question.captured(), question.start, plan.tiles))
 
 
-def _answer(question: Question, plan: Plan) -> tuple[Tensor, Tensor | None, Inputs]:
-    """Output (batch, heads, n_q, width), row statistic, and what the engine was given."""
+def answer(question: Question, plan: Plan, n_k: int | Tensor | None = None) -> tuple[Tensor, Tensor | None, Inputs]:
+    """Output (batch, heads, n_q, width), row statistic, and what the engine was given.
+
+    `n_k` is the number of keys a weighing counts, where it differs by query.
+    """
     inputs = question.inputs()
     engine = next(e for e in (*IN_ORDER, *BY_NAME) if e.name == plan.engine)
     output, statistic = run(engine, plan.spec, plan.tiles, inputs)
-    factor = question.weigh.factor
-    if factor is not None:
-        share = factor(statistic, plan.spec.lengths)
+    if question.relative_values is not None:
+        output = output + relative_output(plan.spec, inputs, question.relative_values, statistic)
+    if question.weigh.factor is not None:
+        share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
         output = (output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)).to(output.dtype)
     return output, statistic, inputs

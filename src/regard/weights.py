@@ -108,7 +108,7 @@ class Weights:
         factor = self._question.weigh.factor
         if factor is None:
             return weights
-        share = factor(self._statistic, self._plan.spec.lengths)
+        share = factor(self._statistic, self._plan.spec.n_k)
         if isinstance(share, Tensor) and share.dim():
             share = share.expand(self._plan.spec.lengths[:3])[b][:, h][:, :, i].unsqueeze(-1)
         return weights * share

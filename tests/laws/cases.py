@@ -102,12 +102,12 @@ class Problem:
     def normal(self, *shape: int, dtype: torch.dtype = torch.float64, salt: int = 1) -> Tensor:
         """More numbers of the same problem; another salt gives others."""
         return torch.randn(
-            *shape, generator=torch.Generator().manual_seed(self.seed + 7919 * salt), dtype=dtype
+            shape, generator=torch.Generator().manual_seed(self.seed + 7919 * salt), dtype=dtype
         )
 
     def coins(self, *shape: int, chance: float = 0.5, salt: int = 1) -> Tensor:
         """A boolean tensor, True with the given chance."""
-        return torch.rand(*shape, generator=torch.Generator().manual_seed(self.seed + 7919 * salt)) < chance
+        return torch.rand(shape, generator=torch.Generator().manual_seed(self.seed + 7919 * salt)) < chance
 
 
 small = st.integers(1, 9)

@@ -41,7 +41,7 @@ def bound(count):
 def test_a_kept_weight_is_scaled_and_a_dropped_one_is_zero(engine, problem, seed, p):
     q, k, v = problem.tensors(cases.dtype_of(engine))
     shape = (problem.batch, problem.heads, problem.n_q, problem.n_k)
-    kept = pattern(engine, shape, p, seed) / (1 - p)
+    kept = pattern(engine, shape, p, seed).double() / (1 - p)
 
     got = cases.attention(engine, q, k, v, dropout=p, seed=seed)
 
@@ -60,7 +60,7 @@ def test_a_kept_weight_is_scaled_and_a_dropped_one_is_zero(engine, problem, seed
 def test_every_way_of_weighing_drops_the_same_pairs(engine, ours, theirs):
     problem = cases.Problem(batch=2, heads=2, key_heads=1, n_q=7, n_k=9, width=3, width_v=4, seed=2)
     q, k, v = problem.tensors(cases.dtype_of(engine))
-    kept = pattern(engine, (2, 2, 7, 9), 0.4, 77) / 0.6
+    kept = pattern(engine, (2, 2, 7, 9), 0.4, 77).double() / 0.6
 
     got = cases.attention(engine, q, k, v, weigh=ours, dropout=0.4, seed=77, mask=mask.causal())
 
@@ -246,7 +246,7 @@ def test_weights_are_shown_before_dropout(engine, problem, seed):
 def test_gradients_go_through_the_kept_weights_only(engine, problem, seed):
     q, k, v = cases.leaves(*problem.tensors(cases.dtype_of(engine)))
     shape = (problem.batch, problem.heads, problem.n_q, problem.n_k)
-    kept = pattern(engine, shape, 0.4, seed) / 0.6
+    kept = pattern(engine, shape, 0.4, seed).double() / 0.6
     weights = problem.normal(*shape[:3], problem.width_v)
 
     got = cases.gradients(cases.attention(engine, q, k, v, dropout=0.4, seed=seed), (q, k, v), weights)

@@ -223,7 +223,7 @@ def _leaf(x: Tensor) -> Tensor:
     return x.detach().requires_grad_(x.is_floating_point())
 
 
-def _row_blocks(spec: Spec) -> Iterator[range]:
+def row_blocks(spec: Spec) -> Iterator[range]:
     """Queries in blocks small enough for the direct formula."""
     pairs_a_row = max(1, spec.batch * spec.heads * spec.n_k)
     return iter(ranges(spec.n_q, max(1, PAIRS_A_BLOCK // pairs_a_row)))
@@ -269,7 +269,7 @@ def _tangent(call: Call, x: Sequence[Tensor], t: Sequence[Tensor]) -> tuple[Tens
     with torch.enable_grad():
         leaves = _leaves(call, x)
         moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
-        for rows in _row_blocks(spec):
+        for rows in row_blocks(spec):
             answer = _answer(spec, call.with_tensors(leaves), rows, spec.precision)
             # the derivative of c·F'(x) in c, along t: two backward passes make a forward one
             c = [torch.zeros_like(a, requires_grad=True) for a in answer]
@@ -299,7 +299,7 @@ def _second(
         moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
         wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
         sums: list[Tensor | None] = [None] * len(wanted)
-        for rows in _row_blocks(spec):
+        for rows in row_blocks(spec):
             answer = _answer(spec, call.with_tensors(leaves), rows, spec.precision)
             reaching = _rows_of(c, len(answer), rows, answer)
             first = torch.autograd.grad(answer, [leaves[n] for n in moving], reaching, create_graph=True, allow_unused=True)

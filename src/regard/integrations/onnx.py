@@ -134,13 +134,13 @@ class _Question:
         )
         if mode is None:
             return attended.output, None
-        return attended.output, attended.weights.dense() if mode == 3 else self._scores(mode)
+        return attended.output, attended.weights[...] if mode == 3 else self._scores(mode)
 
     def _scores(self, mode: int) -> Tensor:
         """The dense scores: as multiplied (mode 0), softcapped (1), or with the mask (2)."""
         wide = torch.promote_types(self.q.dtype, torch.float32)
         groups = self.q.to(wide).unflatten(1, (self.k.shape[1], -1))
-        scores = (self.scale * groups @ self.k.to(wide).unsqueeze(2).mT).flatten(1, 2)
+        scores: Tensor = (self.scale * groups @ self.k.to(wide).unsqueeze(2).mT).flatten(1, 2)
         if mode == 0:
             return scores
         if self.softcap:
@@ -266,7 +266,8 @@ def _cut_heads(x: Tensor, heads: int | None, name: str, attribute: str) -> Tenso
             f"{attribute} must divide the last dimension of a 3-D {name}; got {heads} and {x.shape[2]}. "
             f"Give {attribute}, or {name} with 4 dimensions."
         )
-    return x.unflatten(2, (heads, -1)).transpose(1, 2)
+    apart: Tensor = x.unflatten(2, (heads, -1)).transpose(1, 2)
+    return apart
 
 
 def _read_mask(given: Tensor | None, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:

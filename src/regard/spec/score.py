@@ -12,6 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from regard.errors import SpecError
 from regard.spec.formula import Formula, FromLengths, FromQueries, gather, written
@@ -180,8 +182,37 @@ class Custom(Score):
     def check(self, q_width: int, k_width: int) -> None:
         """Any widths: the function decides."""
 
+    def prepare(self, q: Tensor, k: Tensor) -> Prepared:
+        """The tensors the function uses are found by trying it on a corner, so that gradients can reach them."""
+        with _Watching() as seen:
+            corner = self.function(_fine(q[..., :2, :].detach()), _fine(_repeat_heads(k[..., :3, :].detach(), q.shape[1])))
+        wanted = (*q.shape[:-2], min(2, q.shape[-2]), min(3, k.shape[-2]))
+        if tuple(corner.shape) != wanted:
+            raise SpecError(
+                f"a custom score must turn queries (..., m, d) and keys (..., n, d) into (..., m, n); for {wanted} it gave "
+                f"{tuple(corner.shape)}."
+            )
+        return Prepared(q, k, 1.0, tuple(seen.sources))
+
     def formula(self) -> str:
         return f"{getattr(self.function, '__name__', type(self.function).__name__)}(q, k)"
+
+
+class _Watching(TorchFunctionMode):
+    """Notices the tensors with gradients that come into a computation from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[Tensor] = []
+        self._made: list[Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and x.requires_grad and not any(x is known for known in (*self._made, *self.sources)):
+                self.sources.append(x)
+        self._made.extend(x for x in tree_leaves(result) if isinstance(x, Tensor))
+        return result
 
 
 def dot() -> Score:
@@ -361,6 +392,10 @@ class RelativeValues:
 
     table: Tensor
     reach: int
+
+    def check(self, width: int) -> None:
+        if self.table.shape[-1] != width:
+            raise SpecError(f"shaw_values needs a table as wide as v; got table={self.table.shape[-1]}, v={width}.")
 
 
 def shaw_values(table: Tensor) -> RelativeValues:

@@ -142,13 +142,16 @@ def read(
     q4, k4, v4, leading = _four_dimensional(q, k, v)
     chosen_score, chosen_mask, chosen_weigh = as_score(score), None if mask is None else as_mask(mask), as_weigh(weigh)
     chosen_score.check(q4.shape[-1], k4.shape[-1])
+    chosen_weigh.check(q4.shape[1])
     lengths = (q4.shape[0], q4.shape[1], q4.shape[2], k4.shape[2])
     begin = _start(start, lengths, q4.device)
     rule = _whole_rule(chosen_score.rule, chosen_weigh.rule)
     formula, rule_term, mask_term = _together(rule, chosen_mask)
     formula.check(lengths, begin)
     relative_values = value if isinstance(value, RelativeValues) else None
-    if value is not None and relative_values is None:
+    if relative_values is not None:
+        relative_values.check(v4.shape[-1])
+    elif value is not None:
         v4 = _transformed(value, v, v4)
     spec = Spec(
         batch=lengths[0],

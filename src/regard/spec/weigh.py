@@ -9,26 +9,25 @@ from torch import Tensor
 
 from regard.errors import SpecError
 from regard.spec.normaliser import Normaliser, Relu, Sigmoid, Softmax
-from regard.spec.regions import Lengths
 
 from regard.spec.score import Rule, written_rule
 
-Factor = Callable[[Tensor | None, Lengths], Tensor | float]
+Factor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 
 
 @dataclass(frozen=True, eq=False)
 class Weigh:
     """How a row of scores becomes weights.
 
-    `rule` changes the scores first; the `normaliser` runs in the engine; `factor(statistic, lengths)` scales each
-    row's weights afterwards: a number, or (batch, heads, n_q).
+    `rule` changes the scores first; the `normaliser` runs in the engine; `factor(statistic, n_k)` scales each row's
+    weights afterwards: a number, or (batch, heads, n_q). `check(heads)` refuses what does not fit.
     """
 
     normaliser: Normaliser
     formula: str
     rule: Rule | None = None
     factor: Factor | None = None
-    logit: Tensor | None = None
+    check: Callable[[int], None] = lambda heads: None
 
 
 def softmax() -> Weigh:
@@ -46,13 +45,15 @@ def sink(logit: float | Tensor = 0.0) -> Weigh:
     if level.dim() > 1:
         raise SpecError(f"a sink logit must be one number, or one a head; got shape {tuple(level.shape)}.")
 
-    def factor(lse: Tensor | None, lengths: Lengths) -> Tensor:
-        assert lse is not None
-        if level.dim() == 1 and level.shape[0] not in (1, lengths[1]):
-            raise SpecError(f"a sink must have one logit for each of {lengths[1]} heads; got {level.shape[0]}.")
-        return torch.sigmoid(lse - level.reshape(-1, 1).to(lse.dtype).to(lse.device))
+    def check(heads: int) -> None:
+        if level.dim() == 1 and level.shape[0] not in (1, heads):
+            raise SpecError(f"a sink must have one logit, or one for each of {heads} heads; got {level.shape[0]}.")
 
-    return Weigh(Softmax(), "softmax with a sink", factor=factor, logit=level)
+    def factor(lse: Tensor | None, n_k: int | Tensor) -> Tensor:
+        assert lse is not None
+        return torch.sigmoid(lse - level.reshape(-1, 1).to(lse))
+
+    return Weigh(Softmax(), "softmax with a sink", factor=factor, check=check)
 
 
 def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
@@ -69,8 +70,10 @@ def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
 def relu(scale: float | Tensor | None = None) -> Weigh:
     """max(s, 0) · scale, each pair for itself; `scale=None` is 1/n_k, the number of keys."""
 
-    def factor(statistic: Tensor | None, lengths: Lengths) -> Tensor | float:
-        return 1.0 / max(lengths[3], 1) if scale is None else scale
+    def factor(statistic: Tensor | None, n_k: int | Tensor) -> Tensor | float:
+        if scale is not None:
+            return scale
+        return 1.0 / n_k.clamp(min=1) if isinstance(n_k, Tensor) else 1.0 / max(n_k, 1)
 
     return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=factor)
 

@@ -1,0 +1,37 @@
+"""Values that depend on the distance: what Shaw's relative values add to an output.
+
+The weights are made again from the row statistic, a block of queries at a time, and once more for the backward pass.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.engine.dense import all_finite, block, positions_of
+from regard.engine.dropout import dropped
+from regard.engine.gradient import row_blocks
+from regard.spec.score import RelativeValues
+from regard.spec.spec import Inputs, Spec
+
+
+def relative_output(spec: Spec, inputs: Inputs, values: RelativeValues, statistic: Tensor | None) -> Tensor:
+    """sum_j a_ij table[clip(j - p)] of every query, (batch, heads, n_q, width)."""
+    k = inputs.k.to(spec.precision).repeat_interleave(spec.group, dim=1)
+
+    def part(rows: range) -> Tensor:
+        at = slice(rows.start, rows.stop)
+        q = inputs.q[:, :, at].to(spec.precision)
+        positions = positions_of(spec, inputs, range(spec.batch), range(spec.heads), rows, range(spec.n_k))
+        found = block(spec, inputs, positions, q, k, all_finite(q, k))
+        weights = spec.normaliser.weights(found.scores, None if statistic is None else statistic[:, :, at].unsqueeze(-1))
+        if spec.dropout:
+            weights = weights.masked_fill(dropped(inputs.seed, spec.dropout, positions), 0.0) / (1.0 - spec.dropout)
+        p, j = (torch.as_tensor(positions[name]) for name in "pj")
+        bucket = (j - p).clamp(-values.reach, values.reach) + values.reach
+        empty = weights.new_zeros((*weights.shape[:-1], values.table.shape[0]))
+        by_distance = empty.scatter_add(-1, bucket.expand(weights.shape), weights)
+        return by_distance @ values.table.to(weights.dtype)
+
+    parts = [checkpoint(part, rows, use_reentrant=False) for rows in row_blocks(spec)]
+    empty = inputs.q.new_empty((spec.batch, spec.heads, 0, spec.value_width))
+    return torch.cat([empty.to(spec.dtype), *(x.to(spec.dtype) for x in parts)], dim=2)

@@ -1,0 +1,124 @@
+"""torch's own attention call, answered by regard: the same arguments, the same meaning."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from regard.attention import attention
+from regard.errors import SpecError
+from regard.spec import mask, score
+
+_original = torch.nn.functional.scaled_dot_product_attention
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, with its conventions: causal is aligned at the start, a
+    boolean mask says who may attend, a float mask is added, and dimensions before the length broadcast.
+
+    >>> q, k, v = (torch.randn(2, 4, 10, 8) for _ in range(3))
+    >>> torch.allclose(scaled_dot_product_attention(q, k, v), _original(q, k, v), atol=1e-6)
+    True
+    """
+    if attn_mask is not None and is_causal:
+        raise SpecError("attn_mask must not be given together with is_causal=True; got both. Put the causal part into the mask.")
+    if torch.is_autocast_enabled(query.device.type):  # torch runs this call in autocast's precision
+        exact = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (x.to(exact) if x.dtype != torch.float64 else x for x in (query, key, value))
+    leading = query.shape[:-2]
+    if not enable_gqa:
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        query, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
+    chosen_score: Any = score.scaled_dot(scale)
+    chosen_mask: Any = mask.causal() if is_causal else None
+    if attn_mask is not None:
+        full = _as_four(attn_mask, leading, query.shape[-2], key.shape[-2])
+        if attn_mask.dtype == torch.bool:
+            chosen_mask = full
+        else:
+            chosen_score = chosen_score.then(score.bias(full))
+    return attention(query, key, value, score=chosen_score, mask=chosen_mask, dropout=dropout_p, start=0)  # type: ignore[no-any-return]  # tensors in, tensor out
+
+
+def _as_four(attn_mask: Tensor, leading: tuple[int, ...], n_q: int, n_k: int) -> Tensor:
+    """The mask with (batch, heads) before the lengths, as regard counts them; only what must be is expanded."""
+    has_heads = len(leading) >= 2
+    try:
+        torch.broadcast_shapes(attn_mask.shape, (*leading, n_q, n_k))
+    except RuntimeError:
+        raise SpecError(f"attn_mask must broadcast to {(*leading, n_q, n_k)}; got shape {tuple(attn_mask.shape)}.") from None
+    full = attn_mask.reshape((1,) * (len(leading) + 2 - attn_mask.dim()) + tuple(attn_mask.shape))
+    if len(leading) <= 2:
+        return full if has_heads else full.unsqueeze(-3)
+    if all(size == 1 for size in full.shape[:-3]):
+        return full.reshape(1, *full.shape[-3:])
+    return full.expand(*leading[:-1], *full.shape[-3:]).flatten(0, -4)
+
+
+_here = threading.local()
+_lock = threading.Lock()
+_users = 0
+
+
+class _Replacing(TorchFunctionMode):
+    """Sends every call of torch's attention to regard's. A mode also turns off torch's fused encoder layers, which
+    would otherwise not make that call."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is _original:
+            return scaled_dot_product_attention(*args, **(kwargs or {}))
+        if function is torch.nn.functional.multi_head_attention_forward:
+            with _patched():  # its inner call happens where no mode is listening
+                return function(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    """torch's own module calls regard's function, in this thread, for as long as some thread is in here."""
+    global _users
+    with _lock:
+        _users += 1
+        torch.nn.functional.scaled_dot_product_attention = _in_this_thread
+    before, _here.replaces = getattr(_here, "replaces", False), True
+    try:
+        yield
+    finally:
+        _here.replaces = before
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                torch.nn.functional.scaled_dot_product_attention = _original
+
+
+def _in_this_thread(*args: Any, **kwargs: Any) -> Tensor:
+    answer = scaled_dot_product_attention if getattr(_here, "replaces", False) else _original
+    return answer(*args, **kwargs)
+
+
+@contextmanager
+def replacing_sdpa() -> Iterator[None]:
+    """Inside, every call of `torch.nn.functional.scaled_dot_product_attention` in this thread runs on regard.
+
+    >>> encoder = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
+    >>> x = torch.randn(2, 10, 16)
+    >>> with replacing_sdpa(), torch.no_grad():
+    ...     y = encoder(x)
+    >>> torch.allclose(y, encoder(x), atol=1e-5)
+    True
+    """
+    with _Replacing():
+        yield
