@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.engine.gradient import Engine, run
@@ -124,5 +123,7 @@ def answer(question: Question, plan: Plan, n_k: int | Tensor | None = None) -> t
         output = output + relative_output(plan.spec, inputs, question.relative_values, statistic)
     if question.weigh.factor is not None:
         share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
-        output = (output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)).to(output.dtype)
+        output = (output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)).to(
+            output.dtype
+        )
     return output, statistic, inputs

@@ -140,9 +140,7 @@ def feed_forward(
     return Flops(feed_forward=(6 if gated else 4) * batch * length * width * feed_forward)
 
 
-def vocabulary(
-    length: int, width: int, entries: int, *, one_hot_input: bool = False, batch: int = 1
-) -> Flops:
+def vocabulary(length: int, width: int, entries: int, *, one_hot_input: bool = False, batch: int = 1) -> Flops:
     """The output head, 2nDV. Embedding is a look-up and free; `one_hot_input=True` counts it as a product,
     as published tables do that print 12nDV for training."""
     _check(0, length=length, entries=entries, batch=batch)
@@ -275,9 +273,7 @@ def block_parameters(width: int, feed_forward: int | None = None) -> int:
     return 4 * width**2 + 4 * width + 2 * width * hidden + hidden + width + 4 * width
 
 
-def gpt2_parameters(
-    *, layers: int = 12, width: int = 768, vocabulary: int = 50257, length: int = 1024
-) -> int:
+def gpt2_parameters(*, layers: int = 12, width: int = 768, vocabulary: int = 50257, length: int = 1024) -> int:
     """Token table (also the output head), positions, blocks, last norm: 124,439,808 for GPT-2 small."""
     _check(0, layers=layers, vocabulary=vocabulary, length=length)
     return (vocabulary + length) * width + layers * block_parameters(width) + 2 * width

@@ -16,7 +16,8 @@ from regard.plan.choose import choose
 from regard.spec.formula import Captured, Formula, FromLengths, FromQueries, written
 from regard.spec.mask import Mask, as_mask
 from regard.spec.regions import Lengths
-from regard.spec.score import Rule, as_score
+from regard.spec.rule import Rule
+from regard.spec.score import as_score
 from regard.spec.spec import read
 from regard.spec.term import renumber, substitute, variable
 from regard.spec.weigh import as_weigh
@@ -61,10 +62,15 @@ def attention_packed(
     seen = sequences.same()
     if mask is not None:
         seen = seen & sequences.moved(as_mask(mask), heads, Mask)
-    lift = (lambda x: x[None]) if q.ndim == 3 else (lambda x: x)
     question = read(
-        *(lift(x) for x in (q, k, v)),
-        **{"score": chosen, "mask": seen, "weigh": weighing, "value": value, "dropout": dropout, "seed": seed, "start": 0},
+        *((x[None] if q.ndim == 3 else x) for x in (q, k, v)),
+        score=chosen,
+        mask=seen,
+        weigh=weighing,
+        value=value,
+        dropout=dropout,
+        seed=seed,
+        start=0,
     )
     plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
     output, _, _ = answer(question, plan, sequences.keys_seen())
@@ -84,7 +90,8 @@ class _Sequences:
         self.lengths_q, self.lengths_k = lengths_q.long(), lengths_k.long()
         begin = self.lengths_k - self.lengths_q if start is None else torch.as_tensor(start)
         if begin.dim() > 1 or begin.numel() not in (1, len(lengths_q)):
-            raise SpecError(f"start must be one number, or one for each of {len(lengths_q)} sequences; got shape {tuple(begin.shape)}.")
+            count, got = len(lengths_q), tuple(begin.shape)
+            raise SpecError(f"start must be one number, or one for each of {count} sequences; got shape {got}.")
         self.start = begin.expand(len(lengths_q)).long()
         self.of_q, self.i = _numbered(self.lengths_q)
         self.of_k, self.j = _numbered(self.lengths_k)

@@ -27,5 +27,7 @@ class Attended:
         """log sum exp of each row's scores: with it, answers for parts of the keys can be merged."""
         if self.statistic is None:
             name = self.plan.spec.normaliser.name
-            raise SpecError(f"lse must come from softmax or a sink; {name} weighs each pair for itself and has no row statistic.")
+            raise SpecError(
+                f"lse must come from softmax or a sink; {name} weighs each pair for itself and has no row statistic."
+            )
         return self.statistic

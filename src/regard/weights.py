@@ -117,7 +117,10 @@ class Weights:
         spec, inputs, sizes = self._plan.spec, self._inputs, self._plan.tiles
         finite = all_finite(inputs.q, inputs.k)
         for strip in strips(spec, blocks(spec, inputs.tensors, inputs.start, sizes), sizes):
-            b, g = _slice(strip.b), _slice(range(strip.h.start // spec.group, (strip.h.stop - 1) // spec.group + 1))
+            b, g = (
+                _slice(strip.b),
+                _slice(range(strip.h.start // spec.group, (strip.h.stop - 1) // spec.group + 1)),
+            )
             q = inputs.q[b, _slice(strip.h), _slice(strip.i)].to(spec.precision)
             for keys, _ in strip.keys:
                 k = inputs.k[b, g, _slice(keys)].to(spec.precision)

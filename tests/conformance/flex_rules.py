@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import and_masks, create_block_mask, noop_mask, or_masks
 
-BATCH, HEADS, QUERIES, KEYS = 2, 4, 640, 640  # more than one tile each way, some of them empty or full
-GRID = 20, 32  # the same positions as an image, row by row
+BATCH, HEADS, QUERIES, KEYS = 2, 4, 544, 544  # more than one tile each way, some of them empty or full
+GRID = 17, 32  # the same positions as an image, row by row
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def chunks_by_torch_div() -> Rule:
 @mask_rule
 def global_plus_local() -> Rule:
     is_global = torch.zeros(KEYS, dtype=torch.bool)
-    is_global[[0, 100, 639]] = True
+    is_global[[0, 100, 543]] = True
 
     def longformer(b, h, q_idx, kv_idx):
         near = torch.abs(q_idx - kv_idx) <= 12
@@ -208,13 +208,13 @@ def nothing_for_the_first_queries() -> Rule:
 
 @mask_rule
 def documents() -> Rule:
-    doc = _documents(31, 1, 420, 64, 124)
+    doc = _documents(31, 1, 380, 64, 68)
     return Rule(lambda b, h, i, j: doc[i] == doc[j])
 
 
 @mask_rule
 def documents_of_every_sequence() -> Rule:
-    doc = torch.stack([_documents(300, 340), _documents(5, 290, 60, 285)])
+    doc = torch.stack([_documents(300, 244), _documents(5, 290, 60, 189)])
 
     def document_causal(b, h, q_idx, kv_idx):
         return (doc[b, q_idx] == doc[b, kv_idx]) & (q_idx >= kv_idx)
@@ -224,13 +224,13 @@ def documents_of_every_sequence() -> Rule:
 
 @mask_rule
 def documents_indexed_one_bracket_at_a_time() -> Rule:
-    doc = torch.stack([_documents(300, 340), _documents(5, 290, 60, 285)]).int()
+    doc = torch.stack([_documents(300, 244), _documents(5, 290, 60, 189)]).int()
     return Rule(lambda b, h, i, j: doc[b][i] == doc[b][j])
 
 
 @mask_rule
 def any_mask_inside_each_document() -> Rule:
-    lengths = [40, 3, 345, 252]
+    lengths = [40, 3, 345, 156]
     doc = _documents(*lengths)
     first = torch.tensor([0, *np.cumsum(lengths)[:-1].tolist()])
 
@@ -248,7 +248,7 @@ def any_mask_inside_each_document() -> Rule:
 
 @mask_rule
 def lengths_by_batch() -> Rule:
-    seq_len = torch.tensor([640, 177])
+    seq_len = torch.tensor([544, 177])
 
     def padding(b, h, q_idx, kv_idx):
         return kv_idx < seq_len[b]
@@ -287,7 +287,7 @@ def a_boolean_matrix_for_each_head() -> Rule:
 @mask_rule
 def a_tree_of_drafts() -> Rule:
     # Speculative decoding: a token sees its ancestors. The table says who they are, the rest is a prefix.
-    nodes, trunk = 32, 608
+    nodes, trunk = 32, 512
     ancestor = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
         ancestor[node] |= ancestor[(node - 1) // 2]
@@ -350,7 +350,7 @@ def same_row_or_same_column() -> Rule:
 
 @mask_rule
 def torch_and_masks() -> Rule:
-    doc = _documents(320, 320)
+    doc = _documents(272, 272)
     return Rule(
         and_masks(
             lambda b, h, i, j: i >= j,

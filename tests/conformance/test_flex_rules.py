@@ -92,14 +92,14 @@ def test_a_flex_rule_gives_what_torch_gives(kind: str, name: str, queries: int) 
         torch.testing.assert_close(attended.lse.detach(), lse, **CLOSE)
 
 
-@every_engine
 @every_rule
-def test_a_flex_rule_runs_in_single_precision(kind: str, name: str, engine: str) -> None:
+def test_a_flex_rule_runs_in_single_precision(kind: str, name: str) -> None:
     rule = build(kind, name)
     exact = regard.attention(*inputs(), engine="reference", **{kind: rule.function})
-    single = regard.attention(*inputs(dtype=torch.float32), engine=engine, **{kind: rule.function})
-    assert single.dtype == torch.float32
-    torch.testing.assert_close(single.double(), exact, **CLOSE_SINGLE)
+    for engine in regard.engines():
+        single = regard.attention(*inputs(dtype=torch.float32), engine=engine, **{kind: rule.function})
+        assert single.dtype == torch.float32
+        torch.testing.assert_close(single.double(), exact, **CLOSE_SINGLE)
 
 
 @every_rule
@@ -113,12 +113,11 @@ def test_gradients_of_a_flex_rule_agree_with_the_reference(kind: str, name: str)
         return torch.autograd.grad(output, [*tensors, *rule.learned], direction)
 
     expected = gradients("reference")
-    for engine in regard.engines():
+    for engine in set(regard.engines()) - {"reference"}:
         for got, want in zip(gradients(engine), expected, strict=True):
             torch.testing.assert_close(got, want, **CLOSE)
 
 
-@every_engine
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -127,14 +126,12 @@ def test_gradients_of_a_flex_rule_agree_with_the_reference(kind: str, name: str)
         ("mask", "nothing_for_the_first_queries"),
     ],
 )
-def test_gradients_of_a_flex_rule_are_the_slope_of_what_torch_computes(
-    kind: str, name: str, engine: str
-) -> None:
+def test_gradients_of_the_reference_are_the_slope_of_what_torch_computes(kind: str, name: str) -> None:
     # torch has no backward on the CPU for this, but its forward can be asked twice, a small step apart.
     rule = build(kind, name)
     tensors = [*inputs(), *rule.learned]
     weight = torch.randn(BATCH, HEADS, QUERIES, WIDTH, dtype=torch.float64)
-    steps = [torch.randn(t.shape, dtype=torch.float64) * 1e-5 for t in tensors]
+    steps = [torch.randn(t.shape, dtype=torch.float64) * 1e-6 for t in tensors]
 
     def loss_after(sign: int) -> float:
         with torch.no_grad():
@@ -148,7 +145,7 @@ def test_gradients_of_a_flex_rule_are_the_slope_of_what_torch_computes(
     slope = loss_after(+1) - loss_after(-1)
     for tensor in tensors[:3]:
         tensor.requires_grad_()
-    output = regard.attention(*tensors[:3], engine=engine, **{kind: rule.function})
+    output = regard.attention(*tensors[:3], engine="reference", **{kind: rule.function})
     gradients = torch.autograd.grad(output, tensors, weight)
     predicted = 2 * sum(float((g * step).sum()) for g, step in zip(gradients, steps, strict=True))
     # The difference of two sums of some 20,000 terms keeps 6 of 16 digits at least.

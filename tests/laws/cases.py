@@ -101,9 +101,7 @@ class Problem:
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float64, salt: int = 1) -> Tensor:
         """More numbers of the same problem; another salt gives others."""
-        return torch.randn(
-            shape, generator=torch.Generator().manual_seed(self.seed + 7919 * salt), dtype=dtype
-        )
+        return torch.randn(shape, generator=torch.Generator().manual_seed(self.seed + 7919 * salt), dtype=dtype)
 
     def coins(self, *shape: int, chance: float = 0.5, salt: int = 1) -> Tensor:
         """A boolean tensor, True with the given chance."""
@@ -142,15 +140,11 @@ def problems(
 
 def long_problems(**changes: Any) -> st.SearchStrategy[Problem]:
     """Problems that reach over the borders of tiles; few heads and narrow, so that they stay quick."""
-    sizes: dict[str, Any] = dict(
-        n_q=borders, n_k=borders, batch=st.just(1), groups=st.just(1), width=st.just(3)
-    )
+    sizes: dict[str, Any] = dict(n_q=borders, n_k=borders, batch=st.just(1), groups=st.just(1), width=st.just(3))
     return problems(**(sizes | changes))
 
 
-def gradients(
-    outputs: Tensor, inputs: Sequence[Tensor], weights: Tensor, **options: Any
-) -> tuple[Tensor, ...]:
+def gradients(outputs: Tensor, inputs: Sequence[Tensor], weights: Tensor, **options: Any) -> tuple[Tensor, ...]:
     """d(sum of outputs * weights) / d(inputs); an input that the outputs never touch counts as 0."""
     found = torch.autograd.grad((outputs * weights).sum(), inputs, allow_unused=True, **options)
     return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))

@@ -139,9 +139,7 @@ def multiplicative(w: Tensor) -> Score:
 
 def cosine(scale: float | Tensor) -> Score:
     return lambda q, k: (
-        scale
-        * (q / q.square().sum(-1, keepdim=True).sqrt())
-        @ (k / k.square().sum(-1, keepdim=True).sqrt()).mT
+        scale * (q / q.square().sum(-1, keepdim=True).sqrt()) @ (k / k.square().sum(-1, keepdim=True).sqrt()).mT
     )
 
 
@@ -210,9 +208,7 @@ def t5_bucket(gap: int, buckets: int, bidirectional: bool, max_distance: int) ->
 
 def shaw_keys(q: Tensor, table: Tensor) -> Rule:
     """q_i · table[clip(j - p)] / sqrt(d); table (2 reach + 1, d)."""
-    return lambda s, where: (
-        s + (q.unsqueeze(3) * _relative_rows(table, where)).sum(-1) / math.sqrt(q.shape[-1])
-    )
+    return lambda s, where: s + (q.unsqueeze(3) * _relative_rows(table, where)).sum(-1) / math.sqrt(q.shape[-1])
 
 
 def shaw_values(table: Tensor) -> Callable[[Places], Tensor]:

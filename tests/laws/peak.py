@@ -22,9 +22,7 @@ WIDTH = 32
 def options(name: str, n: int) -> dict[str, Any]:
     table = torch.zeros(2 * n).requires_grad_()
     bits = torch.Generator().manual_seed(0)
-    weights = [
-        torch.randn(*shape, generator=bits).requires_grad_() for shape in [(WIDTH, 8), (WIDTH, 8), (8,)]
-    ]
+    weights = [torch.randn(*shape, generator=bits).requires_grad_() for shape in [(WIDTH, 8), (WIDTH, 8), (8,)]]
     return {
         "plain": dict,
         "causal": lambda: dict(mask=mask.causal()),

@@ -46,9 +46,7 @@ def test_unequal_widths_named_from_shapes_alone():
     says(error, 8, 7)
 
 
-@pytest.mark.parametrize(
-    "chosen", [score.dot(), score.cosine(1.0), score.metric(1.0)], ids=["dot", "cosine", "metric"]
-)
+@pytest.mark.parametrize("chosen", [score.dot(), score.cosine(1.0), score.metric(1.0)], ids=["dot", "cosine", "metric"])
 def test_scores_without_a_matrix_need_equal_widths(engine, chosen):
     with pytest.raises(SpecError, match="width") as error:
         regard.attention(*tensors(q=(5, 3), k=(6, 4), v=(6, 4)), score=chosen, engine=engine)
@@ -100,7 +98,7 @@ def test_batches_that_do_not_broadcast(engine):
 def test_too_few_dimensions(engine, shape):
     with pytest.raises(SpecError, match="dim") as error:
         regard.attention(torch.zeros(shape), torch.zeros(6, 8), torch.zeros(6, 8), engine=engine)
-    says(error, len(shape))
+    says(error, 2, *shape)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (6,), (3, 1, 5, 7), (4, 5, 8), (2, 4, 6, 7)])
@@ -125,9 +123,7 @@ def test_a_mask_that_is_not_boolean(engine):
         regard.attention(*tensors(), mask=torch.zeros(5, 6), engine=engine)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64], ids=str)
 @pytest.mark.parametrize("which", ["q", "k", "v", "all"])
 def test_integer_and_complex_tensors(engine, dtype, which):
     inputs = [x.to(dtype) if which in (name, "all") else x for name, x in zip("qkv", tensors(), strict=True)]
@@ -186,9 +182,7 @@ def test_dropout_outside_of_zero_to_one(engine, p):
 
 
 def test_dense_weights_beyond_the_budget(engine):
-    weights = regard.attend(
-        *tensors(q=(2, 4, 500, 8), k=(2, 4, 600, 8), v=(2, 4, 600, 8)), engine=engine
-    ).weights
+    weights = regard.attend(*tensors(q=(2, 4, 500, 8), k=(2, 4, 600, 8), v=(2, 4, 600, 8)), engine=engine).weights
     with pytest.raises(BudgetError, match=NUMBER) as error:
         weights.dense(budget="1MB")
     # 2 * 4 * 500 * 600 numbers of 4 bytes
@@ -277,21 +271,21 @@ def test_sink_logits_of_the_wrong_number(engine):
 
 
 @pytest.mark.parametrize(
-    "make",
+    "make, got",
     [
-        lambda: mask.window(0),
-        lambda: mask.blocks(0),
-        lambda: mask.strided(0),
-        lambda: mask.fixed(0),
-        lambda: mask.blocks(-3),
-        lambda: mask.padding([1, 2], side="top"),
+        (lambda: mask.window(0), "0"),
+        (lambda: mask.dilated(2, 0), "0"),
+        (lambda: mask.blocks(0), "0"),
+        (lambda: mask.blocks(-3), "-3"),
+        (lambda: mask.strided(0), "0"),
+        (lambda: mask.fixed(0), "0"),
+        (lambda: mask.padding([1, 2], side="top"), "top"),
     ],
-    ids=["window", "blocks", "strided", "fixed", "negative", "side"],
+    ids=["window", "dilated", "blocks", "negative blocks", "strided", "fixed", "side"],
 )
-def test_parameters_that_make_no_mask(make):
-    with pytest.raises(SpecError, match=NUMBER) as error:
+def test_parameters_that_make_no_mask(make, got):
+    with pytest.raises(SpecError, match=got):
         make()
-    assert re.search(r"0|-3|top", str(error.value)), str(error.value)
 
 
 def test_packed_lengths_that_do_not_add_up(engine):

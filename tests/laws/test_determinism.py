@@ -36,9 +36,7 @@ WEIGHS = {
 }
 
 
-@given(
-    problem=cases.problems(), weighing=st.sampled_from(sorted(WEIGHS)), dropout=st.sampled_from([0.0, 0.3])
-)
+@given(problem=cases.problems(), weighing=st.sampled_from(sorted(WEIGHS)), dropout=st.sampled_from([0.0, 0.3]))
 @cases.examples(15)
 def test_the_same_call_gives_the_same_bits(engine, problem, weighing, dropout):
     options = dict(mask=mask.causal(), weigh=WEIGHS[weighing], dropout=dropout, seed=3)

@@ -116,9 +116,7 @@ def test_a_structured_mask_that_skips_tiles_keeps_the_pattern_of_what_it_shows(e
     shape = (1, 1, 300, 300)
     band = direct.window(40)(direct.places(shape))
 
-    assert torch.equal(
-        pattern(engine, shape, 0.5, 3, mask=mask.window(40)), pattern(engine, shape, 0.5, 3) & band
-    )
+    assert torch.equal(pattern(engine, shape, 0.5, 3, mask=mask.window(40)), pattern(engine, shape, 0.5, 3) & band)
 
 
 def test_grouped_heads_drop_by_the_query_head(engine):
@@ -154,9 +152,7 @@ def test_the_share_of_kept_pairs_is_right(engine, p):
 
 def test_the_mean_over_seeds_is_the_output_without_dropout(engine):
     q, k, v = cases.Problem(1, 1, 1, 3, 6, 4, 2, seed=5).tensors(cases.dtype_of(engine))
-    draws = torch.stack(
-        [cases.attention(engine, q, k, v, dropout=0.3, seed=seed) for seed in range(400)]
-    ).double()
+    draws = torch.stack([cases.attention(engine, q, k, v, dropout=0.3, seed=seed) for seed in range(400)]).double()
     expected = direct.attention(q, k, v).output
 
     # five standard errors, measured on the draws themselves

@@ -113,9 +113,7 @@ def test_a_blind_query_may_be_nan_without_harm(engine, problem):
 
     cases.close(got, expected, engine)
     assert (got[blind] == 0).all()
-    for one, other in zip(
-        cases.gradients(got, dirty, weights), cases.gradients(expected, clean, weights), strict=True
-    ):
+    for one, other in zip(cases.gradients(got, dirty, weights), cases.gradients(expected, clean, weights), strict=True):
         cases.close(one, other, engine, times=5)
 
 
@@ -125,9 +123,7 @@ def test_captured_tensors_get_gradient_zero_from_blind_queries(engine, problem):
     dtype = cases.dtype_of(engine)
     q, k, v = problem.tensors(dtype)
     may, blind = some_rows_blind(problem)
-    (bias,) = cases.leaves(
-        problem.normal(problem.batch, problem.heads, problem.n_q, problem.n_k, dtype=dtype)
-    )
+    (bias,) = cases.leaves(problem.normal(problem.batch, problem.heads, problem.n_q, problem.n_k, dtype=dtype))
 
     got = cases.attention(engine, q, k, v, score=score.bias(bias), mask=may)
     (found,) = cases.gradients(got, (bias,), torch.ones_like(got))

@@ -147,12 +147,8 @@ SCORES = {
     ),
     "additive, then alibi": Variant(
         shaped(lambda p: (p.width, 3), lambda p: (p.width, 3), lambda p: (3,), lambda p: (p.heads,)),
-        lambda w_q, w_k, u, m: dict(
-            score=score.additive(w_q, w_k, u).then(score.alibi(m)), mask=mask.causal()
-        ),
-        lambda w_q, w_k, u, m: dict(
-            score=direct.additive(w_q, w_k, u), rules=[direct.alibi(m)], mask=direct.causal()
-        ),
+        lambda w_q, w_k, u, m: dict(score=score.additive(w_q, w_k, u).then(score.alibi(m)), mask=mask.causal()),
+        lambda w_q, w_k, u, m: dict(score=direct.additive(w_q, w_k, u), rules=[direct.alibi(m)], mask=direct.causal()),
     ),
     "custom": Variant(
         shaped(lambda p: (p.width,)),
@@ -223,9 +219,7 @@ class Both:
 
     def oracle(self, *inputs: torch.Tensor) -> torch.Tensor:
         chosen: dict[str, Any] = {}
-        for variant, captured in zip(
-            self.variants, self._split(tuple(x.double() for x in inputs[3:])), strict=True
-        ):
+        for variant, captured in zip(self.variants, self._split(tuple(x.double() for x in inputs[3:])), strict=True):
             chosen |= variant.theirs(*captured)
         return direct.attention(*(x.double() for x in inputs[:3]), **chosen).output
 
@@ -277,9 +271,7 @@ sizes = dict(n_q=st.integers(1, 5), n_k=st.integers(1, 6), width=st.integers(1, 
 @pytest.mark.parametrize("scoring", SCORES)
 @given(problem=cases.problems(**sizes))
 @cases.examples(3)
-def test_every_input_and_captured_tensor_gets_the_gradient_of_the_dense_formula(
-    engine, scoring, weighing, problem
-):
+def test_every_input_and_captured_tensor_gets_the_gradient_of_the_dense_formula(engine, scoring, weighing, problem):
     first_order(Both(engine, problem, SCORES[scoring], WEIGHS[weighing]), problem)
 
 
@@ -318,9 +310,7 @@ def test_relative_keys_get_the_derivatives_of_the_dense_formula(engine, check, p
         problem,
         Variant(shaped(lambda p: (5, p.width)), lambda t: dict(score=score.shaw_keys(t)), dict),
     )
-    both.oracle = lambda q, k, v, t: (
-        direct.attention(q, k, v, rules=[direct.shaw_keys(q.double(), t.double())]).output
-    )
+    both.oracle = lambda q, k, v, t: direct.attention(q, k, v, rules=[direct.shaw_keys(q.double(), t.double())]).output
 
     check(both, problem)
 

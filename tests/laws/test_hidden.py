@@ -99,9 +99,7 @@ def test_a_hidden_key_and_its_value_may_hold_anything_whatever_the_score(engine,
 @pytest.mark.parametrize("weighing", WEIGHS)
 @given(problem=cases.problems(n_k=st.integers(2, 8)), poison=poisons)
 @cases.examples(10)
-def test_a_hidden_key_and_its_value_may_hold_anything_however_it_is_weighed(
-    engine, weighing, problem, poison
-):
+def test_a_hidden_key_and_its_value_may_hold_anything_however_it_is_weighed(engine, weighing, problem, poison):
     dtype = cases.dtype_of(engine)
     q, k, v = problem.tensors(dtype)
     hidden = problem.coins(problem.n_k, salt=9)
@@ -179,9 +177,7 @@ def test_a_key_hidden_from_one_query_and_seen_by_its_neighbour_reaches_only_the_
 @every_poison
 @given(problem=cases.problems(n_q=st.integers(2, 9), n_k=None))
 @cases.examples(10)
-def test_one_document_full_of_poison_leaves_outputs_and_all_gradients_of_the_others_alone(
-    engine, poison, problem
-):
+def test_one_document_full_of_poison_leaves_outputs_and_all_gradients_of_the_others_alone(engine, poison, problem):
     dtype = cases.dtype_of(engine)
     clean = problem.tensors(dtype)
     ids = problem.coins(problem.n_k, salt=8).long()
@@ -197,16 +193,12 @@ def test_one_document_full_of_poison_leaves_outputs_and_all_gradients_of_the_oth
         cases.close(one[:, :, ~bad], other[:, :, ~bad], engine, times=5)
 
 
-@pytest.mark.parametrize(
-    "chosen", [mask.causal() & mask.window(20), mask.blocks(50), mask.strided(40)], ids=str
-)
+@pytest.mark.parametrize("chosen", [mask.causal() & mask.window(20), mask.blocks(50), mask.strided(40)], ids=str)
 def test_poison_in_one_tile_never_reaches_the_rows_that_do_not_see_it(engine, chosen):
     problem = cases.Problem(batch=1, heads=1, key_heads=1, n_q=300, n_k=300, width=3, width_v=3, seed=6)
     q, k, v = problem.tensors(cases.dtype_of(engine))
     place = 140
-    seen = cases.attention(
-        engine, torch.zeros_like(q), k, torch.eye(300, dtype=q.dtype)[None, None], mask=chosen
-    )
+    seen = cases.attention(engine, torch.zeros_like(q), k, torch.eye(300, dtype=q.dtype)[None, None], mask=chosen)
     blind = seen[0, 0, :, place] == 0
     weights = torch.ones_like(v)
     bad_k, bad_v = k.clone(), v.clone()
@@ -236,9 +228,7 @@ def test_a_bias_at_a_hidden_pair_may_hold_anything_and_gets_gradient_zero(engine
     weights = problem.normal(problem.batch, problem.heads, problem.n_q, problem.width_v, dtype=dtype, salt=10)
 
     output, gradients = answers(engine, tensors, (clean,), weights, score=score.bias(clean), mask=may)
-    bad_output, bad_gradients = answers(
-        engine, tensors, (spoilt,), weights, score=score.bias(spoilt), mask=may
-    )
+    bad_output, bad_gradients = answers(engine, tensors, (spoilt,), weights, score=score.bias(spoilt), mask=may)
 
     cases.equal(bad_output, output)
     for one, other in zip(bad_gradients, gradients, strict=True):
@@ -253,15 +243,14 @@ def test_a_rule_that_is_undefined_where_the_mask_hides_does_no_harm(engine, prob
     q, k, v = problem.tensors(dtype)
     (slope,) = cases.leaves(torch.tensor(0.7, dtype=dtype))
     (same,) = cases.leaves(slope)
+    one = torch.tensor(1.0, dtype=dtype)
     weights = problem.normal(problem.batch, problem.heads, problem.n_q, problem.width_v, dtype=dtype, salt=10)
     gaps = torch.arange(problem.n_q)[:, None] - torch.arange(problem.n_k)
 
     def forgetting(s, b, h, i, j):  # log of 0 and of negative numbers, on and above the diagonal
-        return s - slope * torch.log(1.0 * (i - j))
+        return s - slope * torch.log(one * (i - j))
 
-    ours, found = answers(
-        engine, (q, k, v), (slope,), weights, score=forgetting, mask=lambda b, h, i, j: j < i
-    )
+    ours, found = answers(engine, (q, k, v), (slope,), weights, score=forgetting, mask=lambda b, h, i, j: j < i)
     inputs = cases.leaves(q, k, v)
     dense = direct.attention(
         *inputs,
@@ -312,9 +301,7 @@ def test_a_score_of_minus_infinity_hides_like_the_mask(engine, weighing, problem
     weights = problem.normal(problem.batch, problem.heads, problem.n_q, problem.width_v, dtype=dtype, salt=10)
 
     masked, gradients = answers(engine, tensors, (), weights, mask=may, weigh=WEIGHS[weighing])
-    biased, bad_gradients = answers(
-        engine, tensors, (added,), weights, score=score.bias(added), weigh=WEIGHS[weighing]
-    )
+    biased, bad_gradients = answers(engine, tensors, (added,), weights, score=score.bias(added), weigh=WEIGHS[weighing])
 
     cases.close(biased, masked, engine)
     for one, other in zip(bad_gradients[:3], gradients, strict=True):
@@ -345,9 +332,7 @@ def test_what_a_score_of_minus_infinity_hides_may_hold_anything(engine, weighing
     hidden = problem.coins(problem.n_k, salt=9)
     weights = problem.normal(problem.batch, problem.heads, problem.n_q, problem.width_v, dtype=dtype, salt=10)
     bad_k, bad_v = (x.masked_fill(hidden[:, None], poison) for x in (k, v))
-    options = dict(
-        score=lambda s, b, h, i, j: torch.where(hidden[j], -math.inf, s * 1.5), weigh=WEIGHS[weighing]
-    )
+    options = dict(score=lambda s, b, h, i, j: torch.where(hidden[j], -math.inf, s * 1.5), weigh=WEIGHS[weighing])
 
     clean, gradients = answers(engine, (q, k, v), (), weights, **options)
     spoilt, bad_gradients = answers(engine, (q, bad_k, bad_v), (), weights, **options)
@@ -380,9 +365,7 @@ def test_only_the_score_after_all_rules_decides(engine):
     q, k, v = problem.tensors(cases.dtype_of(engine))
     added = torch.where(problem.coins(4, 5), 0.0, -math.inf).to(q.dtype)
 
-    capped = cases.attention(
-        engine, q, k, v, score=score.scaled_dot().then(score.bias(added)).then(score.softcap(2.0))
-    )
+    capped = cases.attention(engine, q, k, v, score=score.scaled_dot().then(score.bias(added)).then(score.softcap(2.0)))
     expected = direct.attention(q, k, v, rules=[direct.bias(added), direct.softcap(2.0)])
 
     cases.close(capped, expected.output, engine)  # softcap turns -inf into -2: such a pair is seen
@@ -407,9 +390,7 @@ def test_what_is_hidden_stays_out_of_second_derivatives(engine, problem):
         )
 
     for one, other in zip(second(q, bad_k, bad_v), second(q, k, v), strict=True):
-        cases.close(
-            one, other, engine, times=50
-        )  # second derivatives of a softmax are sums of several products
+        cases.close(one, other, engine, times=50)  # second derivatives of a softmax are sums of several products
 
 
 @given(problem=cases.problems(n_k=st.integers(2, 8)))

@@ -125,16 +125,12 @@ def test_scale_zero_gives_the_mean_and_a_huge_scale_the_best_key(engine, problem
 
     cases.close(flat, v.mean(2, keepdim=True).expand_as(flat), engine)
     picked = v.gather(2, best.indices[..., :1].expand(*q.shape[:3], problem.width_v))
-    cases.close(
-        sharp[apart], picked[apart], engine
-    )  # the gap of 1e-2 times 1e5 leaves exp(-1000) for the others
+    cases.close(sharp[apart], picked[apart], engine)  # the gap of 1e-2 times 1e5 leaves exp(-1000) for the others
 
 
 @given(problem=cases.problems(), copies=st.integers(2, 3))
 @cases.examples(12)
-def test_repeating_every_key_changes_no_softmax_and_adds_log_of_the_copies_to_the_lse(
-    engine, problem, copies
-):
+def test_repeating_every_key_changes_no_softmax_and_adds_log_of_the_copies_to_the_lse(engine, problem, copies):
     q, k, v = problem.tensors(cases.dtype_of(engine))
 
     once = cases.attend(engine, q, k, v)
@@ -225,9 +221,7 @@ def test_a_change_of_basis_undone_by_the_keys_leaves_the_scores(engine, problem)
 
     changed = cases.attention(engine, q @ basis.to(q.dtype), k @ torch.linalg.inv(basis).mT.to(q.dtype), v)
 
-    cases.close(
-        changed, cases.attention(engine, q, k, v), engine, times=50
-    )  # the condition of the basis is under 5
+    cases.close(changed, cases.attention(engine, q, k, v), engine, times=50)  # the condition of the basis is under 5
 
 
 @every_weigh
@@ -256,9 +250,7 @@ def test_an_affine_value_function_may_be_applied_after_a_softmax(engine, problem
 @cases.examples(10)
 def test_cosine_scores_ignore_the_lengths_of_queries_and_keys(engine, problem):
     q, k, v = problem.tensors(cases.dtype_of(engine))
-    longer = [
-        x * (1 + problem.normal(*x.shape[:3], 1, salt=n).abs()).to(x.dtype) for n, x in enumerate((q, k), 3)
-    ]
+    longer = [x * (1 + problem.normal(*x.shape[:3], 1, salt=n).abs()).to(x.dtype) for n, x in enumerate((q, k), 3)]
 
     cases.close(
         cases.attention(engine, *longer, v, score=score.cosine(3.0)),

@@ -126,9 +126,7 @@ def test_a_drawn_mask_is_the_one_that_it_shows(engine, chosen):
 @given(problem=cases.problems(n_k=None))
 @cases.examples(15)
 def test_documents_attend_only_within_themselves(engine, problem):
-    ids = torch.randint(
-        0, 3, (problem.batch, problem.n_k), generator=torch.Generator().manual_seed(problem.seed)
-    )
+    ids = torch.randint(0, 3, (problem.batch, problem.n_k), generator=torch.Generator().manual_seed(problem.seed))
 
     agrees(engine, problem, mask.documents(ids), direct.documents(ids, ids))
 

@@ -39,16 +39,14 @@ def measured(engine: str, length: int) -> dict[str, int]:
     if engine not in _measured:
         program = pathlib.Path(__file__).with_name("peak.py")
         command = [sys.executable, str(program), engine, ",".join(CASES), str(length)]
-        _measured[engine] = json.loads(
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        )
+        _measured[engine] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return _measured[engine]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_engine_takes_n_by_n_memory_unless_its_plan_says_so(engine, name):
     shape = (1, 1, LENGTH, 32)
-    predicted = regard.explain(shape, shape, shape, engine=engine).cost.peak_bytes
+    predicted = regard.explain(shape, shape, shape, engine=engine).cost.extra_memory
     if predicted >= SQUARE:
         pytest.skip(f"the plan of {engine} says that it takes {predicted:,} bytes")
 

@@ -150,10 +150,7 @@ def test_the_gradient_through_merged_parts_is_that_of_the_whole(engine, problem,
     edges = [0, *sorted(cuts), 9]
     weights = problem.normal(problem.batch, problem.heads, problem.n_q, problem.width_v)
 
-    parts = [
-        cases.attend(engine, q, k[:, :, low:high], v[:, :, low:high])
-        for low, high in itertools.pairwise(edges)
-    ]
+    parts = [cases.attend(engine, q, k[:, :, low:high], v[:, :, low:high]) for low, high in itertools.pairwise(edges)]
     output, _ = regard.merge(*((part.output, part.lse) for part in parts))
     got = cases.gradients(output, (q, k, v), weights)
     expected = cases.gradients(direct.attention(q, k, v).output, (q, k, v), weights)

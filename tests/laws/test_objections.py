@@ -16,9 +16,7 @@ EVERY_CHOICE = {
     "additive": dict(score=score.additive(torch.ones(8, 4), torch.ones(8, 4), torch.ones(4))),
     "custom": dict(score=score.custom(lambda q, k: q @ k.mT)),
     "metric": dict(score=score.metric(2.0)),
-    "relative values": dict(
-        score=score.shaw_keys(torch.ones(5, 8)), value=score.shaw_values(torch.ones(5, 8))
-    ),
+    "relative values": dict(score=score.shaw_keys(torch.ones(5, 8)), value=score.shaw_values(torch.ones(5, 8))),
     "value": dict(value=lambda v: v * 2),
     "sink": dict(weigh=weigh.sink(0.0)),
     "sigmoid": dict(weigh=weigh.sigmoid()),
@@ -35,19 +33,19 @@ def test_an_engine_that_never_declines_has_no_objection_to_a_problem_of_ordinary
         pytest.skip(f"{engine} may object")
     q, k, v = (torch.ones(2, 4, n, 8, dtype=dtype) for n in (5, 6, 6))
 
-    plan = regard.explain(q, k, v, **EVERY_CHOICE[name])
+    plan = regard.explain(q, k, v, engine=engine, **EVERY_CHOICE[name])
 
+    assert plan.engine == engine
     assert plan.objections.get(engine, ()) == ()
 
 
 def test_the_reference_objects_to_size_and_to_nothing_else():
-    shape = (1, 1, 2_000_000, 8)
+    shape = (1, 1, 100_000, 8)
 
     plan = regard.explain(shape, shape, shape)
 
     assert plan.engine == "tiled"
-    (why,) = plan.objections["reference"]
-    assert any(letter.isdigit() for letter in why)
+    assert any("10,000,000,000" in why for why in plan.objections["reference"])  # pairs
 
 
 def test_without_a_name_the_first_engine_without_an_objection_runs():

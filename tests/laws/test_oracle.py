@@ -31,12 +31,8 @@ def test_the_oracle_agrees_with_torch_under_a_boolean_and_a_float_mask():
     boolean = direct.attention(q, k, v, mask=lambda where: may)
     added = direct.attention(q, k, v, rules=[direct.bias(extra)])
 
-    torch.testing.assert_close(
-        boolean.output, F.scaled_dot_product_attention(q, k, v, attn_mask=may), **EXACT
-    )
-    torch.testing.assert_close(
-        added.output, F.scaled_dot_product_attention(q, k, v, attn_mask=extra), **EXACT
-    )
+    torch.testing.assert_close(boolean.output, F.scaled_dot_product_attention(q, k, v, attn_mask=may), **EXACT)
+    torch.testing.assert_close(added.output, F.scaled_dot_product_attention(q, k, v, attn_mask=extra), **EXACT)
     assert (boolean.output[0, :, 2] == 0).all() and (boolean.lse[0, :, 2] == -math.inf).all()
 
 

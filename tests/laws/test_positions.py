@@ -73,18 +73,14 @@ def test_a_query_belongs_to_the_document_of_the_key_at_its_position(engine, prob
 
     got = cases.attention(engine, q, k, v, mask=mask.documents(ids), start=start)
 
-    cases.close(
-        got, direct.attention(q, k, v, mask=direct.documents_of_keys(ids), start=start).output, engine
-    )
+    cases.close(got, direct.attention(q, k, v, mask=direct.documents_of_keys(ids), start=start).output, engine)
 
 
 @given(problem=cases.problems(), start=st.none() | st.integers(-4, 8))
 @cases.examples(20)
 def test_alibi_measures_distance_from_the_position(engine, problem, start):
     q, k, v = problem.tensors(cases.dtype_of(engine))
-    slopes = torch.rand(
-        problem.heads, generator=torch.Generator().manual_seed(problem.seed), dtype=torch.float64
-    )
+    slopes = torch.rand(problem.heads, generator=torch.Generator().manual_seed(problem.seed), dtype=torch.float64)
 
     got = cases.attention(engine, q, k, v, score=score.alibi(slopes.to(q.dtype)), start=start)
     expected = direct.attention(q, k, v, rules=[direct.alibi(slopes)], start=start)
@@ -92,17 +88,13 @@ def test_alibi_measures_distance_from_the_position(engine, problem, start):
     cases.close(got, expected.output, engine, times=10)  # biases up to 10 enter the exponent
 
 
-@given(
-    problem=cases.problems(n_q=st.integers(1, 6), n_k=st.integers(1, 6)), start=st.none() | st.integers(-3, 8)
-)
+@given(problem=cases.problems(n_q=st.integers(1, 6), n_k=st.integers(1, 6)), start=st.none() | st.integers(-3, 8))
 @cases.examples(15)
 def test_relative_buckets_count_from_the_position(engine, problem, start):
     q, k, v = problem.tensors(cases.dtype_of(engine))
     table = problem.normal(8, problem.heads)
 
-    got = cases.attention(
-        engine, q, k, v, score=score.relative(table.to(q.dtype), max_distance=6), start=start
-    )
+    got = cases.attention(engine, q, k, v, score=score.relative(table.to(q.dtype), max_distance=6), start=start)
     expected = direct.attention(q, k, v, rules=[direct.relative(table, max_distance=6)], start=start)
 
     cases.close(got, expected.output, engine)
@@ -115,9 +107,7 @@ def test_relative_keys_and_values_count_from_the_position(engine, problem, start
     keys = problem.normal(2 * reach + 1, problem.width, salt=2).to(q.dtype)
     values = problem.normal(2 * reach + 1, problem.width_v, salt=3).to(q.dtype)
 
-    got = cases.attention(
-        engine, q, k, v, score=score.shaw_keys(keys), value=score.shaw_values(values), start=start
-    )
+    got = cases.attention(engine, q, k, v, score=score.shaw_keys(keys), value=score.shaw_values(values), start=start)
     expected = direct.attention(
         q,
         k,
@@ -190,8 +180,7 @@ def test_decoding_one_query_at_a_time_with_a_cache_gives_the_rows_of_the_whole(e
 
     whole = cases.attention(engine, q, k, v, mask=chosen)
     steps = [
-        cases.attention(engine, q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1], mask=chosen)
-        for t in range(11)
+        cases.attention(engine, q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1], mask=chosen) for t in range(11)
     ]
 
     cases.close(torch.cat(steps, 2), whole, engine)

@@ -70,9 +70,7 @@ def test_a_seen_nan_value_makes_nan_its_own_coordinate_only(engine, weighing, pr
     assert got[:, :, :, 1:].isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "weighing", ["softmax", "sink", "sigmoid"]
-)  # relu may weigh 0, and 0 times inf is NaN
+@pytest.mark.parametrize("weighing", ["softmax", "sink", "sigmoid"])  # relu may weigh 0, and 0 times inf is NaN
 @given(problem=cases.problems(n_k=None), sign=st.sampled_from([1, -1]), data=st.data())
 @cases.examples(10)
 def test_a_seen_infinite_value_comes_out_infinite(engine, weighing, problem, sign, data):
@@ -111,9 +109,7 @@ def test_a_seen_nan_or_infinite_score_comes_out_as_the_formula_says(engine, weig
 
     got = cases.attention(engine, q, k, v, score=score.bias(added), weigh=ours)
 
-    cases.close(
-        got, direct.attention(q, k, v, rules=[direct.bias(added.double())], weigh=theirs).output, engine
-    )
+    cases.close(got, direct.attention(q, k, v, rules=[direct.bias(added.double())], weigh=theirs).output, engine)
 
 
 @every_weigh

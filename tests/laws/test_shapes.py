@@ -134,9 +134,7 @@ def test_a_gradient_that_arrives_expanded_or_transposed_is_fine(engine):
             cases.close(one, other, engine)
 
 
-@given(
-    problem=cases.problems(batch=st.just(3)), single=st.tuples(st.booleans(), st.booleans(), st.booleans())
-)
+@given(problem=cases.problems(batch=st.just(3)), single=st.tuples(st.booleans(), st.booleans(), st.booleans()))
 @cases.examples(20)
 def test_a_batch_of_one_is_shared_by_all_and_its_gradient_summed(engine, problem, single):
     tensors = problem.tensors(cases.dtype_of(engine))
@@ -260,9 +258,7 @@ def test_numpy_masks_biases_and_lengths_go_with_numpy_inputs(engine):
     arrays = [x.numpy() for x in (q, k, v)]
 
     masked = cases.attention(engine, *arrays, mask=may.numpy())
-    biased = cases.attention(
-        engine, *arrays, score=score.bias(added.numpy()), mask=mask.padding(lengths.numpy())
-    )
+    biased = cases.attention(engine, *arrays, score=score.bias(added.numpy()), mask=mask.padding(lengths.numpy()))
 
     cases.close(torch.from_numpy(masked), direct.attention(q, k, v, mask=lambda where: may).output, engine)
     expected = direct.attention(q, k, v, rules=[direct.bias(added.double())], mask=direct.padding(lengths))

@@ -11,8 +11,8 @@ since the derivatives of G are S and T, and those of T are S and G. Each is an a
 differentiate, transform and batch. Only the derivative of S (third order) keeps a graph of all pairs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -47,41 +47,39 @@ class Engine(Protocol):
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]: ...
 
-    def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]: ...
+    def backward(
+        self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]
+    ) -> list[Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A spec on an engine, and what of its inputs is no tensor; tensors come as q, k, v, captured, parameters."""
+    """A spec on an engine. The tensors of its inputs are replaced by those a function below is applied to."""
 
     engine: Engine
     spec: Spec
     tiles: Tiles
     inputs: Inputs
-    captured: int
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Inputs:
-        q, k, v, *rest = tensors
-        captured, parameters = tuple(rest[: self.captured]), tuple(rest[self.captured :])
-        return replace(self.inputs, q=q, k=k, v=v, tensors=captured, parameters=parameters)
 
 
 def run(engine: Engine, spec: Spec, tiles: Tiles, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     """The engine's answer, differentiable in every tensor: output (batch, heads, n_q, width) and row statistic."""
-    tensors = (inputs.q, inputs.k, inputs.v, *inputs.tensors, *inputs.parameters)
-    bare = replace(inputs, q=tensors[0].new_empty(0), k=tensors[0].new_empty(0), v=tensors[0].new_empty(0))
-    call = Call(engine, spec, tiles, replace(bare, tensors=(), parameters=()), len(inputs.tensors))
+    call = Call(engine, spec, tiles, inputs.detached())
     with torch.autocast(inputs.q.device.type, enabled=False):
-        output, statistic = _F.apply(call, *tensors)
+        output, statistic = _apply(_F, call, *inputs.every())
     return output, statistic if spec.normaliser.statistic else None
+
+
+def _apply(function: Any, *args: Any) -> Any:
+    return function.apply(*args)
 
 
 def _batched(function: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
     """torch.vmap's rule for all of them: one after the other."""
     results = []
     for n in range(info.batch_size):
-        one = [a if d is None else a.select(d, n) for a, d in zip(args, in_dims, strict=True)]
-        results.append(function.apply(*one))
+        one = [a.select(d, n) if isinstance(d, int) else a for a, d in zip(args, in_dims, strict=True)]
+        results.append(_apply(function, *one))
     return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
 
 
@@ -90,7 +88,7 @@ class _F(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Call, *x: Tensor) -> tuple[Tensor, Tensor]:
-        output, statistic = call.engine.forward(call.spec, call.with_tensors(x), call.tiles)
+        output, statistic = call.engine.forward(call.spec, call.inputs.holding(x), call.tiles)
         return output, output.new_empty(0) if statistic is None else statistic
 
     @staticmethod
@@ -103,11 +101,11 @@ class _F(torch.autograd.Function):
     def backward(ctx: Any, *c: Tensor) -> Any:
         output, statistic, *x = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
-        return None, *_spread(needs, _G.apply(ctx.call, tuple(needs), output, statistic, *c, *x))
+        return None, *_spread(needs, _apply(_G, ctx.call, tuple(needs), output, statistic, *c, *x))
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
-        return _T.apply(ctx.call, *ctx.saved_tensors, *_filled(tangents, ctx.saved_tensors))
+        return _apply(_T, ctx.call, *ctx.saved_tensors, *_filled(tangents, ctx.saved_tensors))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -121,7 +119,7 @@ class _G(torch.autograd.Function):
     def forward(call: Call, needs: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         output, statistic, *c = tensors[:4]
         saved = Saved(output, statistic, c[0], c[1])
-        return tuple(call.engine.backward(call.spec, call.with_tensors(tensors[4:]), call.tiles, saved, needs))
+        return tuple(call.engine.backward(call.spec, call.inputs.holding(tensors[4:]), call.tiles, saved, needs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -133,8 +131,8 @@ class _G(torch.autograd.Function):
     def backward(ctx: Any, *t: Tensor) -> Any:
         c, x = ctx.saved_tensors[2:4], ctx.saved_tensors[4:]
         along = _filled(_spread(ctx.needs, t), x)
-        in_c = _T.apply(ctx.call, *x, *along)
-        in_x = _S.apply(ctx.call, ctx.needs, *c, *x, *along)
+        in_c = _apply(_T, ctx.call, *x, *along)
+        in_x = _apply(_S, ctx.call, ctx.needs, *c, *x, *along)
         return None, None, None, None, *in_c, *_spread(ctx.needs, in_x)
 
     @staticmethod
@@ -142,8 +140,8 @@ class _G(torch.autograd.Function):
         output, statistic, *rest = ctx.saved_tensors
         c, x = rest[:2], rest[2:]
         d_c, d_x = _filled(tangents[4:6], c), _filled(tangents[6:], x)
-        one = _S.apply(ctx.call, ctx.needs, *c, *x, *d_x)
-        other = _G.apply(ctx.call, ctx.needs, output, statistic, *d_c, *x)
+        one = _apply(_S, ctx.call, ctx.needs, *c, *x, *d_x)
+        other = _apply(_G, ctx.call, ctx.needs, output, statistic, *d_c, *x)
         return tuple(a + b for a, b in zip(one, other, strict=True))
 
     @staticmethod
@@ -169,9 +167,9 @@ class _T(torch.autograd.Function):
         half = len(ctx.saved_tensors) // 2
         x, t = ctx.saved_tensors[:half], ctx.saved_tensors[half:]
         needs = tuple(a.is_floating_point() for a in x)
-        in_x = _S.apply(ctx.call, needs, *c, *x, *t)
-        output, statistic = _F.apply(ctx.call, *x)
-        in_t = _G.apply(ctx.call, needs, output, statistic, *c, *x)
+        in_x = _apply(_S, ctx.call, needs, *c, *x, *t)
+        output, statistic = _apply(_F, ctx.call, *x)
+        in_t = _apply(_G, ctx.call, needs, output, statistic, *c, *x)
         return None, *_spread(needs, in_x), *_spread(needs, in_t)
 
     @staticmethod
@@ -223,6 +221,12 @@ def _leaf(x: Tensor) -> Tensor:
     return x.detach().requires_grad_(x.is_floating_point())
 
 
+def _leaves(inputs: Inputs, x: Sequence[Tensor]) -> list[Tensor]:
+    """Copies to differentiate in; but a custom function reads its own tensors, not copies of them."""
+    own = len(x) if inputs.function is None else 3 + len(inputs.tensors)
+    return [_leaf(t) if n < own else t for n, t in enumerate(x)]
+
+
 def row_blocks(spec: Spec) -> Iterator[range]:
     """Queries in blocks small enough for the direct formula."""
     pairs_a_row = max(1, spec.batch * spec.heads * spec.n_k)
@@ -242,14 +246,9 @@ def vector_jacobian(
     spec: Spec, inputs: Inputs, saved: Saved, needs: Sequence[bool], *, rows: int, precision: torch.dtype
 ) -> list[Tensor]:
     """G by autograd of the direct formula, in blocks of this many queries."""
-    tensors = (inputs.q, inputs.k, inputs.v, *inputs.tensors, *inputs.parameters)
-    own = inputs.function is not None  # a custom function reads its own tensors, not copies of them
     with torch.enable_grad():
-        free = 3 + len(inputs.tensors)
-        leaves = [t if own and n >= free else _leaf(t) for n, t in enumerate(tensors)]
-        there = replace(
-            inputs, q=leaves[0], k=leaves[1], v=leaves[2], tensors=tuple(leaves[3:free]), parameters=tuple(leaves[free:])
-        )
+        leaves = _leaves(inputs, inputs.every())
+        there = inputs.holding(leaves)
         wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
         sums: list[Tensor | None] = [None] * len(wanted)
         for block in ranges(spec.n_q, rows):
@@ -265,49 +264,52 @@ def _added(sums: list[Tensor | None], more: Sequence[Tensor | None]) -> list[Ten
 
 def _tangent(call: Call, x: Sequence[Tensor], t: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     spec = call.spec
-    outputs, statistics = [], []
+    outputs: list[Tensor] = []
+    statistics: list[Tensor] = []
     with torch.enable_grad():
-        leaves = _leaves(call, x)
+        leaves = _leaves(call.inputs, x)
         moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
         for rows in row_blocks(spec):
-            answer = _answer(spec, call.with_tensors(leaves), rows, spec.precision)
+            answer = _answer(spec, call.inputs.holding(leaves), rows, spec.precision)
             # the derivative of c·F'(x) in c, along t: two backward passes make a forward one
             c = [torch.zeros_like(a, requires_grad=True) for a in answer]
             first = torch.autograd.grad(answer, [leaves[n] for n in moving], c, create_graph=True, allow_unused=True)
             used = [(f, t[n]) for f, n in zip(first, moving, strict=True) if f is not None]
             change = torch.autograd.grad([f for f, _ in used], c, [d.to(f.dtype) for f, d in used], allow_unused=True)
-            change = [torch.zeros_like(a) if d is None else d for a, d in zip(c, change, strict=True)]
-            outputs.append(change[0])
-            statistics.extend(change[1:])
+            found = [torch.zeros_like(a) if d is None else d for a, d in zip(c, change, strict=True)]
+            outputs.append(found[0])
+            statistics.extend(found[1:])
     empty = spec.batch, spec.heads, 0
     output = torch.cat(outputs, 2) if outputs else x[0].new_empty(*empty, spec.value_width)
     statistic = torch.cat(statistics, 2) if statistics else x[0].new_empty(0)
     return output.detach().to(spec.dtype), statistic.detach()
 
 
-def _leaves(call: Call, x: Sequence[Tensor]) -> list[Tensor]:
-    own = call.inputs.function is not None  # a custom function reads its own tensors, not copies of them
-    return [t if own and n >= 3 + call.captured else _leaf(t) for n, t in enumerate(x)]
-
-
 def _second(
-    call: Call, needs: Sequence[bool], c: Sequence[Tensor], x: Sequence[Tensor], t: Sequence[Tensor], keep_graph: bool = False
+    call: Call,
+    needs: Sequence[bool],
+    c: Sequence[Tensor],
+    x: Sequence[Tensor],
+    t: Sequence[Tensor],
+    keep_graph: bool = False,
 ) -> list[Tensor]:
     spec = call.spec
     with torch.enable_grad():
-        leaves = list(x) if keep_graph else _leaves(call, x)
+        leaves = list(x) if keep_graph else _leaves(call.inputs, x)
         moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
         wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
         sums: list[Tensor | None] = [None] * len(wanted)
         for rows in row_blocks(spec):
-            answer = _answer(spec, call.with_tensors(leaves), rows, spec.precision)
+            answer = _answer(spec, call.inputs.holding(leaves), rows, spec.precision)
             reaching = _rows_of(c, len(answer), rows, answer)
-            first = torch.autograd.grad(answer, [leaves[n] for n in moving], reaching, create_graph=True, allow_unused=True)
+            first = torch.autograd.grad(
+                answer, [leaves[n] for n in moving], reaching, create_graph=True, allow_unused=True
+            )
             used = [(f, t[n]) for f, n in zip(first, moving, strict=True) if f is not None and f.requires_grad]
             if used:
                 along = [d.to(f.dtype) for f, d in used]
-                second = torch.autograd.grad([f for f, _ in used], wanted, along, allow_unused=True, create_graph=keep_graph)
+                second = torch.autograd.grad(
+                    [f for f, _ in used], wanted, along, allow_unused=True, create_graph=keep_graph
+                )
                 sums = _added(sums, second)
     return [torch.zeros_like(w) if s is None else s for s, w in zip(sums, wanted, strict=True)]
-
-

@@ -24,7 +24,8 @@ def merge(*parts: tuple[Tensor, Tensor], sink: float | Tensor | None = None) -> 
         raise SpecError("merge needs at least one (output, lse) pair; got none.")
     for output, lse in parts:
         if output.shape[:-1] != lse.shape:
-            raise SpecError(f"lse must have the shape of output but for its width, {tuple(output.shape[:-1])}; got {tuple(lse.shape)}.")
+            wanted = tuple(output.shape[:-1])
+            raise SpecError(f"lse must have the shape of output but for its width, {wanted}; got {tuple(lse.shape)}.")
     stacked = torch.stack([lse for _, lse in parts])
     lse = torch.logsumexp(stacked, dim=0)
     level, levels = lse, stacked

@@ -23,7 +23,9 @@ def relative_output(spec: Spec, inputs: Inputs, values: RelativeValues, statisti
         q = inputs.q[:, :, at].to(spec.precision)
         positions = positions_of(spec, inputs, range(spec.batch), range(spec.heads), rows, range(spec.n_k))
         found = block(spec, inputs, positions, q, k, all_finite(q, k))
-        weights = spec.normaliser.weights(found.scores, None if statistic is None else statistic[:, :, at].unsqueeze(-1))
+        weights = spec.normaliser.weights(
+            found.scores, None if statistic is None else statistic[:, :, at].unsqueeze(-1)
+        )
         if spec.dropout:
             weights = weights.masked_fill(dropped(inputs.seed, spec.dropout, positions), 0.0) / (1.0 - spec.dropout)
         p, j = (torch.as_tensor(positions[name]) for name in "pj")

@@ -149,7 +149,9 @@ class _Walk:
         if spec.rule is not None:
             evaluation = Evaluation(inputs.tensors, positions, self.per_head(scores, strip), spec.precision)
             changed = evaluation.number(spec.rule).expand(positions.shape)
-            scores = (changed.contiguous() if not track and spec.rule.op in _MAKES_NEW else _copy(changed)).view(raw.shape)
+            scores = (changed.contiguous() if not track and spec.rule.op in _MAKES_NEW else _copy(changed)).view(
+                raw.shape
+            )
         elif tracked:
             scores = _copy(scores)
         if not full:
@@ -215,12 +217,11 @@ class _Gradients:
         self.level = torch.zeros_like(self.d_output[..., 0])
         if self.statistic is not None:
             self.level = (self.d_output * saved.output).sum(-1) - saved.d_statistic
-        tensors = (walk.q, walk.k, walk.v, *inputs.tensors, *inputs.parameters)
         self.sums = [
             torch.zeros(t.shape, dtype=spec.precision, device=t.device) if needed else None
-            for t, needed in zip(tensors, needs, strict=True)
+            for t, needed in zip(inputs.every(), needs, strict=True)
         ]
-        self.dtypes = [t.dtype for t in (inputs.q, inputs.k, inputs.v, *inputs.tensors, *inputs.parameters)]
+        self.dtypes = [t.dtype for t in inputs.every()]
 
     def result(self) -> list[Tensor]:
         d_q = self.sums[0]
@@ -292,20 +293,19 @@ class _Gradients:
 
     def _through_function(self, tile: _Tile, strip: Strip, j: range, d_scores: Tensor, d_q: Tensor | None) -> None:
         wanted = [n for n, t in enumerate(tile.tracked) if t.requires_grad]
-        found = torch.autograd.grad(tile.raw, [tile.tracked[n] for n in wanted], d_scores.to(tile.raw.dtype), allow_unused=True)
+        found = torch.autograd.grad(
+            tile.raw, [tile.tracked[n] for n in wanted], d_scores.to(tile.raw.dtype), allow_unused=True
+        )
         offset = 3 + len(self.walk.inputs.tensors) - 2
-        for n, part in zip(wanted, found, strict=True):
-            if part is None:
-                continue
-            if n == 0:
-                if d_q is not None:
-                    d_q.add_(part.reshape(d_q.shape))
-            elif n == 1:
-                if self.sums[1] is not None:
-                    self._keys_in_place(self.sums[1], strip, j).add_(part)
-            elif (total := self.sums[offset + n]) is not None:
-                into = total[strip.h.start : strip.h.stop] if part.shape != total.shape else total
-                into.add_(part)
+        parts: dict[int, Tensor] = {n: part for n, part in zip(wanted, found, strict=True) if part is not None}
+        if d_q is not None and 0 in parts:
+            d_q.add_(parts[0].reshape(d_q.shape))
+        if self.sums[1] is not None and 1 in parts:
+            self._keys_in_place(self.sums[1], strip, j).add_(parts[1])
+        for n, part in parts.items():
+            total = self.sums[offset + n] if n > 1 else None
+            if total is not None:
+                total.add_(part)
 
 
 @lru_cache(maxsize=512)

@@ -104,9 +104,7 @@ def attention(
     output, stage = question.answer(v.to(working), qk_matmul_output_mode)
     if Q.ndim == 3:
         output = output.transpose(1, 2).flatten(2)
-    return AttentionOutputs(
-        _like(Q, output), _like(K, k), _like(V, v), None if stage is None else _like(Q, stage)
-    )
+    return AttentionOutputs(_like(Q, output), _like(K, k), _like(V, v), None if stage is None else _like(Q, stage))
 
 
 @dataclass(frozen=True)
@@ -129,9 +127,7 @@ class _Question:
             chosen = chosen.then(score.softcap(self.softcap))
         if self.bias is not None:
             chosen = chosen.then(score.bias(self.bias))
-        attended = attend(
-            self.q, self.k, v, score=chosen, mask=self.seen, start=self.start, engine=self.engine
-        )
+        attended = attend(self.q, self.k, v, score=chosen, mask=self.seen, start=self.start, engine=self.engine)
         if mode is None:
             return attended.output, None
         return attended.output, attended.weights[...] if mode == 3 else self._scores(mode)
@@ -242,8 +238,7 @@ def _heads_apart(
     """Q, K and V as (batch, heads, length, width), whichever of ONNX's two layouts they came in."""
     if not (q.ndim == k.ndim == v.ndim and q.ndim in (3, 4)):
         raise SpecError(
-            f"Q, K and V must all have 3 dimensions, or all 4; got {q.ndim}, {k.ndim} and {v.ndim}. "
-            "Reshape them."
+            f"Q, K and V must all have 3 dimensions, or all 4; got {q.ndim}, {k.ndim} and {v.ndim}. Reshape them."
         )
     if q.ndim == 3:
         return (

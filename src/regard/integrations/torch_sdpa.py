@@ -34,7 +34,9 @@ def scaled_dot_product_attention(
     True
     """
     if attn_mask is not None and is_causal:
-        raise SpecError("attn_mask must not be given together with is_causal=True; got both. Put the causal part into the mask.")
+        raise SpecError(
+            "attn_mask must not be given together with is_causal=True; got both. Put the causal part into the mask."
+        )
     if torch.is_autocast_enabled(query.device.type):  # torch runs this call in autocast's precision
         exact = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(exact) if x.dtype != torch.float64 else x for x in (query, key, value))
@@ -59,7 +61,9 @@ def _as_four(attn_mask: Tensor, leading: tuple[int, ...], n_q: int, n_k: int) ->
     try:
         torch.broadcast_shapes(attn_mask.shape, (*leading, n_q, n_k))
     except RuntimeError:
-        raise SpecError(f"attn_mask must broadcast to {(*leading, n_q, n_k)}; got shape {tuple(attn_mask.shape)}.") from None
+        raise SpecError(
+            f"attn_mask must broadcast to {(*leading, n_q, n_k)}; got shape {tuple(attn_mask.shape)}."
+        ) from None
     full = attn_mask.reshape((1,) * (len(leading) + 2 - attn_mask.dim()) + tuple(attn_mask.shape))
     if len(leading) <= 2:
         return full if has_heads else full.unsqueeze(-3)

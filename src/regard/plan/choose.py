@@ -55,7 +55,9 @@ class Plan:
         return report(self.spec, self.engine, self.tiles, self.objections, self.cost, self.cover)
 
 
-def choose(spec: Spec, engines: Sequence[Candidate], by_name: Sequence[Candidate] = (), name: str | None = None) -> Plan:
+def choose(
+    spec: Spec, engines: Sequence[Candidate], by_name: Sequence[Candidate] = (), name: str | None = None
+) -> Plan:
     """The first of `engines` without an objection wins. One asked for by `name` never falls back.
 
     Engines in `by_name` run only when asked for.
@@ -66,7 +68,9 @@ def choose(spec: Spec, engines: Sequence[Candidate], by_name: Sequence[Candidate
     objections = {e.name: e.objections(spec) for e in known.values()}
     if name is not None:
         if objections[name]:
-            raise EngineError(_sentence(f"engine {name!r} must be able to answer this, and it objects", {name: objections[name]}))
+            raise EngineError(
+                _sentence(f"engine {name!r} must be able to answer this, and it objects", {name: objections[name]})
+            )
         chosen = known[name]
     else:
         willing = [e for e in engines if not objections[e.name]]

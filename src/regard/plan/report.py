@@ -54,29 +54,38 @@ def _visited(spec: Spec, cover: Cover) -> int:
     """Pairs inside the tiles that are not empty; border tiles are smaller."""
     heights = [min(cover.tile[0], spec.n_q - r * cover.tile[0]) for r in range(cover.grid[0])]
     widths = [min(cover.tile[1], spec.n_k - c * cover.tile[1]) for c in range(cover.grid[1])]
-    each = sum(heights[r] * widths[c] for r, c in zip(cover.row.tolist(), cover.column.tolist(), strict=True))
+    each: int = sum(heights[r] * widths[c] for r, c in zip(cover.row.tolist(), cover.column.tolist(), strict=True))
     return each * (spec.batch // max(1, cover.batch)) * (spec.heads // max(1, cover.heads))
 
 
 def report(
-    spec: Spec, engine: str, tiles: Tiles, objections: Mapping[str, tuple[str, ...]], cost: Estimate, cover: Cover | None
+    spec: Spec,
+    engine: str,
+    tiles: Tiles,
+    objections: Mapping[str, tuple[str, ...]],
+    cost: Estimate,
+    cover: Cover | None,
 ) -> str:
     """A plan as a page of text."""
-    shape = f"batch {spec.batch}, heads {spec.heads}" + (f" ({spec.key_heads} of keys)" if spec.group > 1 else "")
+    heads = f"batch {spec.batch}, heads {spec.heads}" + (f" ({spec.key_heads} of keys)" if spec.group > 1 else "")
+    sizes = f"{spec.n_q} queries, {spec.n_k} keys, width {spec.width}, values {spec.value_width}"
+    share = f"{cost.visited / cost.pairs:.1%}" if cost.pairs else "none"
+    backward, second = _count(5 * cost.flops // 2, "FLOP"), _bytes(cost.second_order_memory)
+    memory = f"{_bytes(cost.bytes_moved)} moved, {_bytes(cost.extra_memory)} beyond inputs and output"
     lines = [
         f"formula  {spec.formula}",
-        f"shape    {shape}, {spec.n_q} queries, {spec.n_k} keys, width {spec.width}, values {spec.value_width}, "
-        f"{str(spec.dtype).removeprefix('torch.')} on {spec.device}",
+        f"shape    {heads}, {sizes}, {str(spec.dtype).removeprefix('torch.')} on {spec.device}",
         f"engine   {engine}, tiles of {tiles.queries} x {tiles.keys}",
     ]
     for name, reasons in objections.items():
         if name != engine:
-            lines.append(f"         not {name}: {'; '.join(reasons) if reasons else 'it could, but comes later in the order'}")
+            lines.append(
+                f"         not {name}: {'; '.join(reasons) if reasons else 'it could, but comes later in the order'}"
+            )
     lines += [
         f"blocks   {_blocks(spec, cover)}",
-        f"cost     {_count(cost.flops, 'FLOP')}, {_bytes(cost.bytes_moved)} moved, {_bytes(cost.extra_memory)} beyond inputs and output",
-        f"         {_share(cost)} of the pairs visited; backward {_count(5 * cost.flops // 2, 'FLOP')}; "
-        f"second order and forward mode about {_bytes(cost.second_order_memory)}",
+        f"cost     {_count(cost.flops, 'FLOP')}, {memory}; {share} of the pairs visited",
+        f"         backward {backward}; second order and forward mode about {second}",
     ]
     return "\n".join(lines)
 
@@ -90,10 +99,6 @@ def _blocks(spec: Spec, cover: Cover | None) -> str:
     total = sum(counts.values())
     skipped = counts["empty"] / total if total else 0.0
     return f"{counts['full']} full, {counts['partial']} partial, {counts['empty']} empty and skipped ({skipped:.1%})"
-
-
-def _share(cost: Estimate) -> str:
-    return f"{cost.visited / cost.pairs:.1%}" if cost.pairs else "none"
 
 
 def _count(number: int, unit: str) -> str:

@@ -79,7 +79,10 @@ class Extremes:
             axis = int(np.argmax(level))
             low, high = self._copy(tuple(n - (a == axis) for a, n in enumerate(level)))
             pairs = np.arange(0, low.shape[axis], 2)
-            self._copies[level] = np.minimum.reduceat(low, pairs, axis), np.maximum.reduceat(high, pairs, axis)
+            self._copies[level] = (
+                np.minimum.reduceat(low, pairs, axis),
+                np.maximum.reduceat(high, pairs, axis),
+            )
         return self._copies[level]
 
 
@@ -148,7 +151,11 @@ class Bounds:
         extent = self._extent(node)
         if node not in self._one_sided:
             positions = Positions(
-                *extent, start=self.start, n_q=self.lengths[2], n_k=self.lengths[3], device=torch.device("cpu")
+                *extent,
+                start=self.start,
+                n_q=self.lengths[2],
+                n_k=self.lengths[3],
+                device=torch.device("cpu"),
             )
             value = Evaluation(self.tensors, positions).condition(node).expand(positions.shape)
             self._one_sided[node] = Extremes(as_array(value))

@@ -29,7 +29,16 @@ class Positions:
     """
 
     def __init__(
-        self, b: Index, h: Index, i: Index, j: Index, *, start: int | Tensor, n_q: int, n_k: int, device: torch.device
+        self,
+        b: Index,
+        h: Index,
+        i: Index,
+        j: Index,
+        *,
+        start: int | Tensor,
+        n_q: int,
+        n_k: int,
+        device: torch.device,
     ) -> None:
         self.indices: dict[str, Index] = {"b": b, "h": h, "i": i, "j": j}
         self.start = start
@@ -104,7 +113,8 @@ class Evaluation:
             at = [int(torch.as_tensor(self.positions[n]).flatten()[f]) for n, f in zip("bhij", found, strict=True)]
             raise SpecError(
                 f"a look-up in a rule must stay inside its tensor wherever the mask lets a query see; at b={at[0]}, "
-                f"h={at[1]}, i={at[2]}, j={at[3]} it does not (tensors of shape {sizes}). Hide such pairs or clamp the index."
+                f"h={at[1]}, i={at[2]}, j={at[3]} it does not (tensors of shape {sizes}). Hide such pairs, "
+                "or clamp the index."
             )
 
     def _value(self, term: Term, precise: bool) -> Value:
@@ -141,8 +151,10 @@ class Evaluation:
         sliced = self.sliced(tensor, term.args)
         if sliced is not None:
             return sliced
-        index = [self._within(self._value(a, False), size) for a, size in zip(term.args, tensor.shape, strict=True)]
-        return tensor[tuple(index)]
+        index = tuple(
+            self._within(self._value(a, False), size) for a, size in zip(term.args, tensor.shape, strict=True)
+        )
+        return tensor[index]
 
     def sliced(self, tensor: Tensor, args: tuple[Term, ...]) -> Tensor | None:
         """The block of the tensor that is looked up, the same memory, where its indices are plain positions."""
@@ -173,7 +185,7 @@ class Evaluation:
             place = place * size + index % size
         return place
 
-    def _within(self, index: Value, size: int) -> Value:
+    def _within(self, index: Value, size: int) -> Tensor:
         """An index as torch takes it; what lies outside is moved inside and remembered."""
         if not isinstance(index, Tensor):
             index = torch.as_tensor(index, device=self.positions.device)
@@ -208,10 +220,6 @@ def _extreme(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tens
     return chosen
 
 
-def _power(x: Value, y: Value) -> Tensor:
-    return torch.pow(x, y)  # type: ignore[no-any-return, call-overload]  # torch's stubs miss number to the power tensor
-
-
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "add": _whole(torch.add),
     "sub": _whole(torch.sub),
@@ -219,7 +227,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "div": torch.true_divide,
     "floordiv": _whole(torch.floor_divide),
     "mod": _whole(torch.remainder),
-    "pow": _power,
+    "pow": torch.pow,
     "neg": _whole(torch.neg),
     "abs": _whole(torch.abs),
     "sign": _whole(torch.sign),

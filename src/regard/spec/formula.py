@@ -79,7 +79,9 @@ def written(
     return Formula(traced.term, tensors, tuple(names) or traced.names, tuple(checks))
 
 
-def gather(formulas: Iterable[Formula]) -> tuple[list[Term], tuple[Captured, ...], tuple[str, ...], tuple[Check, ...]]:
+def gather(
+    formulas: Iterable[Formula],
+) -> tuple[list[Term], tuple[Captured, ...], tuple[str, ...], tuple[Check, ...]]:
     """Several formulas counted in one list of tensors; a tensor that several capture is counted once."""
     terms: list[Term] = []
     tensors: list[Captured] = []

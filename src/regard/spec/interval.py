@@ -176,7 +176,10 @@ def _rising(function: Callable[[Array], Array], least: float = -np.inf) -> Calla
     def bounded(x: Interval) -> Interval:
         low, high = function(x[0]), function(x[1])
         outside = x[0] < least
-        low, high = np.where(outside | np.isnan(low), -np.inf, low), np.where(outside | np.isnan(high), np.inf, high)
+        low, high = (
+            np.where(outside | np.isnan(low), -np.inf, low),
+            np.where(outside | np.isnan(high), np.inf, high),
+        )
         exact = x[0].dtype
         slack, tiny = 8 * np.finfo(exact).eps, np.finfo(exact).tiny
         low, high = low - np.abs(low) * slack - tiny, high + np.abs(high) * slack + tiny

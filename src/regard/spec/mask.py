@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import SpecError
@@ -65,7 +64,9 @@ class Mask(Formula):
         """The condition in LaTeX."""
         return latex(self.term, self.names)
 
-    def density(self, n_q: int, n_k: int | None = None, *, batch: int = 1, heads: int = 1, start: Start | None = None) -> float:
+    def density(
+        self, n_q: int, n_k: int | None = None, *, batch: int = 1, heads: int = 1, start: Start | None = None
+    ) -> float:
         """The share of pairs that is seen, exactly, without visiting those that the bounds decide.
 
         >>> causal().density(100)
@@ -75,7 +76,14 @@ class Mask(Formula):
         return density(self.term, self.resolved(lengths, start), lengths, start)
 
     def regions(
-        self, n_q: int, n_k: int | None = None, *, size: int = 128, batch: int = 1, heads: int = 1, start: Start | None = None
+        self,
+        n_q: int,
+        n_k: int | None = None,
+        *,
+        size: int = 128,
+        batch: int = 1,
+        heads: int = 1,
+        start: Start | None = None,
     ) -> Cover:
         """Which tiles of size x size positions are empty, partial and full.
 
@@ -91,13 +99,17 @@ class Mask(Formula):
         """All of it as a boolean tensor (batch, heads, n_q, n_k): for looking at small ones."""
         lengths, start = _lengths(n_q, n_k, batch, heads, start)
         positions = Positions(
-            *(range(n) for n in lengths), start=start, n_q=lengths[2], n_k=lengths[3], device=torch.device("cpu")
+            *(range(n) for n in lengths),
+            start=start,
+            n_q=lengths[2],
+            n_k=lengths[3],
+            device=torch.device("cpu"),
         )
         seen = Evaluation(self.resolved(lengths, start), positions).condition(self.term)
         return seen.expand(positions.shape).contiguous()
 
     def picture(self, n_q: int, n_k: int | None = None, *, start: Start | None = None, most: int = 64) -> str:
-        """A drawing in text: █ seen, · hidden; beyond `most` positions a character is a tile and ▒ marks a mixed one."""
+        """A drawing in text: █ seen, · hidden; beyond `most` positions a character is a tile, ▒ a mixed one."""
         n_k = n_q if n_k is None else n_k
         if max(n_q, n_k) <= most:
             rows = self.dense(n_q, n_k, start=start)[0, 0].tolist()
@@ -145,7 +157,11 @@ def where(function: Callable[..., Any]) -> Mask:
     (i - j) % 3 == 0
     """
     traced = _mask(function, *MASK_VARIABLES)
-    return Mask(apply("ne", traced.term, constant(0)) if traced.term.kind != "bool" else traced.term, traced.tensors, traced.names)
+    return Mask(
+        apply("ne", traced.term, constant(0)) if traced.term.kind != "bool" else traced.term,
+        traced.tensors,
+        traced.names,
+    )
 
 
 def tensor(values: Any) -> Mask:
@@ -171,8 +187,8 @@ def broadcast_lookup(values: Tensor, name: str) -> tuple[Term, tuple[Tensor, ...
         wanted = lengths[4 - values.dim() :]
         if any(size not in (1, length) for size, length in zip(values.shape, wanted, strict=True)):
             raise SpecError(
-                f"a {name} tensor must broadcast to (batch, heads, n_q, n_k) = {lengths}; got shape {tuple(values.shape)}. "
-                "Reshape it so that each dimension is 1 or matches."
+                f"a {name} tensor must broadcast to (batch, heads, n_q, n_k) = {lengths}; got shape "
+                f"{tuple(values.shape)}. Reshape it so that each dimension is 1 or matches."
             )
 
     return lookup(0, indices, kind), (values,), (name,), (fits,)  # type: ignore[arg-type]  # one of the kinds
@@ -236,7 +252,7 @@ def padding(lengths: Numbers, side: str = "right") -> Mask:
 
 
 def documents(ids: Numbers, ids_k: Numbers | None = None) -> Mask:
-    """Only within the same document. `ids` is (n_k,) or (batch, n_k): one number a key, also for the queries among them.
+    """Only within the same document. `ids` is (n_k,) or (batch, n_k): one number a key, and so for the queries there.
 
     For queries that are not among the keys give both: `documents(ids_of_queries, ids_of_keys)`.
     """
@@ -260,12 +276,18 @@ def documents(ids: Numbers, ids_k: Numbers | None = None) -> Mask:
     )
     options = {"names": ("documents_q", "documents_k"), "checks": checks}
     if ids.dim() == 2:
-        return _mask(lambda b, i, j: ids[b, i] == (keys[b, j] if keys.dim() == 2 else keys[j]), "b", "i", "j", **options)
+        return _mask(
+            lambda b, i, j: ids[b, i] == (keys[b, j] if keys.dim() == 2 else keys[j]),
+            "b",
+            "i",
+            "j",
+            **options,
+        )
     return _mask(lambda b, i, j: ids[i] == (keys[b, j] if keys.dim() == 2 else keys[j]), "b", "i", "j", **options)
 
 
 def prefix(n: int | Numbers) -> Mask:
-    """The first n keys, for everyone; `causal() | prefix(n)` is a prefix language model. n may be one a batch element."""
+    """The first n keys, for everyone; `causal() | prefix(n)` is a prefix language model. n may be a list by batch."""
     if isinstance(n, int):
         return _mask(lambda j: j < n, "j")
     lengths = _whole(n, "prefix lengths")
@@ -311,7 +333,7 @@ def longformer(width: int, global_tokens: Numbers = ()) -> Mask:
 
 
 def bigbird(size: int = 64, *, near: int = 3, ends: int = 1, random: int = 3, seed: int = 0) -> Mask:
-    """BigBird: `near` blocks around the query's, the first and last `ends` blocks for all, and `random` drawn blocks."""
+    """BigBird: `near` blocks around the query's, the first and last `ends` blocks for all, `random` drawn blocks."""
     _at_least(1, size=size, near=near)
     _at_least(0, ends=ends, random=random)
 
@@ -354,5 +376,3 @@ def _covers(values: Tensor, axis: int, what: str, of: str, pick: Callable[[Lengt
 
 def _batch_check(ids: Tensor) -> tuple[Check, ...]:
     return (_covers(ids, 0, "document ids", "batch", lambda n: n[0]),) if ids.dim() == 2 else ()
-
-

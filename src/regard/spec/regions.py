@@ -46,9 +46,7 @@ class Cover:
         return {"empty": total - len(self), "partial": len(self) - full, "full": full}
 
 
-def cover(
-    term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int | Tensor, tile: tuple[int, int]
-) -> Cover:
+def cover(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int | Tensor, tile: tuple[int, int]) -> Cover:
     """The tiles of size (queries, keys) in which some pair may be seen. `lengths` is (batch, heads, n_q, n_k)."""
     batch, heads = _varying(term, lengths, start)
     grid = (-(-lengths[2] // tile[0]), -(-lengths[3] // tile[1]))
@@ -129,10 +127,8 @@ def density(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int 
         if full:
             seen += len(queries) * len(keys)
             continue
-        positions = Positions(
-            *(range(int(b), int(b) + 1), range(int(h), int(h) + 1), queries, keys),
-            **{"start": start, "n_q": n_q, "n_k": n_k, "device": torch.device("cpu")},
-        )
+        one = range(int(b), int(b) + 1), range(int(h), int(h) + 1)
+        positions = Positions(*one, queries, keys, start=start, n_q=n_q, n_k=n_k, device=torch.device("cpu"))
         condition = Evaluation(tensors, positions).condition(term)
         seen += int(condition.expand(positions.shape).sum())
     return seen / (tiles.batch * tiles.heads * n_q * n_k)

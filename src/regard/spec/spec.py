@@ -1,6 +1,6 @@
 """The question, read once: a frozen, hashable spec, and beside it the tensors it is asked about."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from regard.spec.formula import Formula, FromQueries, Start, gather
 from regard.spec.mask import Mask, as_mask
 from regard.spec.normaliser import Normaliser
 from regard.spec.regions import Lengths
-from regard.spec.score import RelativeValues, Score, TileFunction, as_score, composed
+from regard.spec.rule import composed
+from regard.spec.score import RelativeValues, Score, TileFunction, as_score
 from regard.spec.term import TRUE, Term, variable
 from regard.spec.text import text
 from regard.spec.weigh import Weigh, as_weigh
@@ -76,10 +77,23 @@ class Inputs:
     start: Start
     seed: int
 
+    def every(self) -> list[Tensor]:
+        """All tensors in one list: q, k, v, what the terms capture, the score's parameters."""
+        return [self.q, self.k, self.v, *self.tensors, *self.parameters]
+
+    def holding(self, every: Sequence[Tensor]) -> "Inputs":
+        """The same call on other tensors, counted as in `every`."""
+        q, k, v, *rest = every
+        captured = len(self.tensors)
+        return replace(self, q=q, k=k, v=v, tensors=tuple(rest[:captured]), parameters=tuple(rest[captured:]))
+
+    def detached(self) -> "Inputs":
+        return self.holding([x.detach() for x in self.every()])
+
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A call, read and checked: its spec, and how to make the engine's inputs and give the answer its caller's shape."""
+    """A call, read and checked: its spec, how to make the engine's inputs, and how to shape the answer."""
 
     spec: Spec
     q: Tensor
@@ -140,7 +154,11 @@ def read(
     q, k, v = (_as_tensor(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     q, k, v = _one_dtype(q, k, v)
     q4, k4, v4, leading = _four_dimensional(q, k, v)
-    chosen_score, chosen_mask, chosen_weigh = as_score(score), None if mask is None else as_mask(mask), as_weigh(weigh)
+    chosen_score, chosen_mask, chosen_weigh = (
+        as_score(score),
+        None if mask is None else as_mask(mask),
+        as_weigh(weigh),
+    )
     chosen_score.check(q4.shape[-1], k4.shape[-1])
     chosen_weigh.check(q4.shape[1])
     lengths = (q4.shape[0], q4.shape[1], q4.shape[2], k4.shape[2])
@@ -176,7 +194,21 @@ def read(
     if seed is None:
         seed = int(torch.randint(2**62, ())) if spec.dropout else 0
     return Question(
-        *(spec, q4, k4, v4, chosen_score, chosen_weigh, relative_values, formula, begin, seed, leading, q.dim() >= 4, is_numpy)
+        *(
+            spec,
+            q4,
+            k4,
+            v4,
+            chosen_score,
+            chosen_weigh,
+            relative_values,
+            formula,
+            begin,
+            seed,
+            leading,
+            q.dim() >= 4,
+            is_numpy,
+        )
     )
 
 
@@ -186,11 +218,13 @@ def _as_tensor(x: Any, name: str) -> Tensor:
     tensor = x if isinstance(x, Tensor) else torch.as_tensor(x)
     if tensor.dtype not in FLOATS:
         raise SpecError(
-            f"{name} must hold float64, float32, bfloat16 or float16; got {tensor.dtype}. Convert it first, as in {name}.float()."
+            f"{name} must hold float64, float32, bfloat16 or float16; got {tensor.dtype}. "
+            f"Convert it first, as in {name}.float()."
         )
     if tensor.dim() < 2:
         raise SpecError(
-            f"{name} must have at least 2 dimensions, (length, width); got shape {tuple(tensor.shape)}. Use {name}[None] for a single vector."
+            f"{name} must have at least 2 dimensions, (length, width); got shape {tuple(tensor.shape)}. "
+            f"Use {name}[None] for a single vector."
         )
     return tensor
 
@@ -199,7 +233,8 @@ def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     devices = {str(x.device) for x in (q, k, v)}
     if len(devices) > 1:
         raise SpecError(
-            f"q, k and v must be on one device; got q on {q.device}, k on {k.device}, v on {v.device}. Move them with .to(device)."
+            f"q, k and v must be on one device; got q on {q.device}, k on {k.device}, v on {v.device}. "
+            "Move them with .to(device)."
         )
     if q.dtype == k.dtype == v.dtype:
         return q, k, v
@@ -249,7 +284,8 @@ def _start(start: Any, lengths: Lengths, device: torch.device) -> Start:
     each = torch.as_tensor(start)
     if each.is_floating_point() or each.dim() > 1 or each.numel() not in (1, batch):
         raise SpecError(
-            f"start must be a whole number, or one for each of {batch} batch elements; got {each.dtype} of shape {tuple(each.shape)}."
+            f"start must be a whole number, or one for each of {batch} batch elements; got {each.dtype} of shape "
+            f"{tuple(each.shape)}."
         )
     return each.long().reshape(-1).expand(batch).to(device)
 
@@ -294,7 +330,11 @@ def _transformed(value: Callable[[Tensor], Tensor], v: Tensor, v4: Tensor) -> Te
         raise SpecError(f"value must keep all dimensions of v but the last, {tuple(v.shape[:-1])}; got {got}.")
     if moved.dtype != v.dtype:
         moved = moved.to(v.dtype)
-    return moved.expand(*v.shape[:-1], moved.shape[-1]).reshape(-1, *v4.shape[1:3], moved.shape[-1]).expand(*v4.shape[:3], -1)
+    return (
+        moved.expand(*v.shape[:-1], moved.shape[-1])
+        .reshape(-1, *v4.shape[1:3], moved.shape[-1])
+        .expand(*v4.shape[:3], -1)
+    )
 
 
 def _formula(score: Score, formula: Formula, rule: Term | None, mask: Term, weigh: Weigh) -> str:

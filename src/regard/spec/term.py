@@ -7,7 +7,7 @@ comparing and hashing cost nothing and caches can key on them.
 
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, final
 from weakref import WeakValueDictionary
 
@@ -209,7 +209,7 @@ def _folded(op: str, args: tuple[Term, ...]) -> Term | None:
     return constant(_WHOLE[op](*(int(a.value) for a in args)))  # type: ignore[arg-type]  # constants hold numbers
 
 
-_WHOLE = {
+_WHOLE: dict[str, Callable[..., bool | int]] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,

@@ -138,7 +138,10 @@ def _as_latex(node: Term, args: list[tuple[str, int]], names: Sequence[str]) -> 
     if node.op == "abs":
         return f"|{args[0][0]}|", _TIGHT
     if node.op == "where":
-        return rf"\begin{{cases}} {args[1][0]} & {args[0][0]} \\ {args[2][0]} & \text{{else}} \end{{cases}}", _LOOSE
+        return (
+            rf"\begin{{cases}} {args[1][0]} & {args[0][0]} \\ {args[2][0]} & \text{{else}} \end{{cases}}",
+            _LOOSE,
+        )
     if node.op == "floor":
         return rf"\lfloor {args[0][0]} \rfloor", _TIGHT
     if node.op == "exp":

@@ -36,8 +36,8 @@ def trace(function: Callable[..., Any], names: Sequence[str]) -> Traced:
     same = first.term is second.term and all(map(_same_tensor, first.tensors, second.tensors))
     if not same:
         raise TraceError(
-            f"a rule must be the same formula each time it is called; {_name(function)}, defined at {_place(function)}, "
-            "gave two different ones. Draw random numbers or read changing state outside, and capture the result "
+            f"a rule must be the same formula each time it is called; {_name(function)}, defined at "
+            f"{_place(function)}, gave two different ones. Draw random numbers or read changing state outside, and capture the result "
             "as a tensor."
         )
     return first
@@ -74,7 +74,9 @@ def _place(function: Callable[..., Any]) -> str:
 def _explain(function: Callable[..., Any], names: Sequence[str], error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames[1:] if f.filename != __file__ and "/torch/" not in f.filename]
-    where = f"\n    {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line}" if theirs else f"\n    {_place(function)}"
+    where = (
+        f"\n    {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line}" if theirs else f"\n    {_place(function)}"
+    )
     what = str(error) if isinstance(error, TraceError) else f"{type(error).__name__}: {error}"
     return (
         f"{_name(function)}({', '.join(names)}) could not be read as a formula: {what}{where}\n"
@@ -104,7 +106,9 @@ def lift(value: object, captures: list[Tensor]) -> Term:
             return _lookup(value.reshape(()), [], captures)
         raise TraceError(f"a tensor of shape {tuple(value.shape)} is used whole; index it with b, h, i or j")
     if isinstance(value, View):
-        raise TraceError(f"a tensor of shape {tuple(value.tensor.shape)} has {len(value.indices)} indices; index it fully")
+        raise TraceError(
+            f"a tensor of shape {tuple(value.tensor.shape)} has {len(value.indices)} indices; index it fully"
+        )
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar
         return constant(value.item())
     raise TraceError(f"a {type(value).__name__} cannot be part of a rule")
@@ -216,6 +220,9 @@ class Symbol:
     @property
     def dtype(self) -> torch.dtype:
         return {"bool": torch.bool, "int": torch.int64, "float": torch.float32}[self.term.kind]
+
+    def __pos__(self) -> "Symbol":
+        return self
 
     def dim(self) -> int:
         return 0
@@ -374,20 +381,71 @@ OPERATIONS: dict[str, Operation] = {
     "softplus": lambda x: _record("log", _record("add", _record("exp", x), 1)),
 }
 for _op in (
-    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "sign", "floor", "ceil", "round", "trunc", "minimum", "maximum"),
+    *(
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "neg",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "minimum",
+        "maximum",
+    ),
     *("exp", "exp2", "log", "log2", "sqrt", "tanh", "sigmoid", "sin", "cos"),
 ):
     OPERATIONS[_op] = _operation(_op)
 for _alias, _of in {
-    **{"iadd": "add", "isub": "sub", "imul": "mul", "subtract": "sub", "multiply": "mul"},
-    **{"truediv": "div", "divide": "div", "true_divide": "div", "rtruediv": "rdiv", "itruediv": "div"},
-    **{"floor_divide": "floordiv", "remainder": "mod", "negative": "neg", "absolute": "abs", "clip": "clamp"},
-    **{"logical_and": "and", "logical_or": "or", "logical_xor": "xor", "bitwise_and": "and", "bitwise_or": "or"},
-    **{"bitwise_xor": "xor", "rand": "and", "ror": "or", "rxor": "xor", "iand": "and", "ior": "or", "ixor": "xor"},
-    **{"logical_not": "invert", "bitwise_not": "invert", "less": "lt", "less_equal": "le", "greater": "gt"},
-    **{"greater_equal": "ge", "not_equal": "ne", "min": "minimum", "max": "maximum", "fix": "trunc"},
-    **{"bitwise_left_shift": "lshift", "bitwise_right_shift": "rshift", "special_expit": "sigmoid"},
-    **{"rlshift": "lshift", "rrshift": "rshift", "rpow": "rpow", "special_exp2": "exp2"},
+    "iadd": "add",
+    "isub": "sub",
+    "imul": "mul",
+    "subtract": "sub",
+    "multiply": "mul",
+    "truediv": "div",
+    "divide": "div",
+    "true_divide": "div",
+    "rtruediv": "rdiv",
+    "itruediv": "div",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "negative": "neg",
+    "absolute": "abs",
+    "clip": "clamp",
+    "logical_and": "and",
+    "logical_or": "or",
+    "logical_xor": "xor",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+    "rand": "and",
+    "ror": "or",
+    "rxor": "xor",
+    "iand": "and",
+    "ior": "or",
+    "ixor": "xor",
+    "logical_not": "invert",
+    "bitwise_not": "invert",
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "not_equal": "ne",
+    "min": "minimum",
+    "max": "maximum",
+    "fix": "trunc",
+    "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
+    "special_expit": "sigmoid",
+    "rlshift": "lshift",
+    "rrshift": "rshift",
+    "rpow": "rpow",
+    "special_exp2": "exp2",
 }.items():
     OPERATIONS[_alias] = OPERATIONS[_of]
 
@@ -412,4 +470,3 @@ for _name_, _operation_ in OPERATIONS.items():
     if not hasattr(Symbol, _name_):
         setattr(Symbol, _name_, _method(_name_, _operation_))
 Symbol.where = lambda self, condition, other: _record("where", condition, self, other)  # type: ignore[attr-defined]  # argument order of Tensor.where
-Symbol.__pos__ = lambda self: self  # type: ignore[attr-defined]  # installed like the other operators

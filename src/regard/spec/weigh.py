@@ -9,8 +9,7 @@ from torch import Tensor
 
 from regard.errors import SpecError
 from regard.spec.normaliser import Normaliser, Relu, Sigmoid, Softmax
-
-from regard.spec.score import Rule, written_rule
+from regard.spec.rule import Rule, written_rule
 
 Factor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 

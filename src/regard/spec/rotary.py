@@ -1,0 +1,63 @@
+"""Rotary positions: q and k are turned, so that their product knows the distance between them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import SpecError
+
+
+def rotary(
+    q: Tensor,
+    k: Tensor,
+    positions: Any = None,
+    *,
+    layout: str = "half",
+    base: float = 10000.0,
+    width: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """q and k turned by their positions, so that their product depends on the distance alone.
+
+    `positions` is one tensor (n,) or (batch, n) for both, or a pair of them; None counts keys from 0 and stands the
+    queries at the end. `layout` "half" pairs feature m with m + width/2 (Llama), "interleaved" with m + 1.
+    `width` turns only the first features.
+    """
+    if layout not in ("half", "interleaved"):
+        raise SpecError(f"layout must be 'half' or 'interleaved'; got {layout!r}.")
+    n_q, n_k = q.shape[-2], k.shape[-2]
+    if positions is None:
+        positions = (torch.arange(n_k - n_q, n_k, device=q.device), torch.arange(n_k, device=k.device))
+    at_q, at_k = positions if isinstance(positions, (tuple, list)) else (positions, positions)
+    return _turned(q, torch.as_tensor(at_q), layout, base, width), _turned(
+        k, torch.as_tensor(at_k), layout, base, width
+    )
+
+
+def _turned(x: Tensor, at: Tensor, layout: str, base: float, width: int | None) -> Tensor:
+    width = x.shape[-1] if width is None else width
+    if width % 2 or not 0 < width <= x.shape[-1]:
+        raise SpecError(f"rotary needs an even width of at most {x.shape[-1]}; got {width}.")
+    if at.shape[-1] != x.shape[-2]:
+        raise SpecError(f"rotary needs a position for each of {x.shape[-2]} vectors; got {at.shape[-1]}.")
+    # float64 angles: at position 100,000 a float32 angle is already off by 0.004
+    speed = base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=x.device) / width)
+    angle = at.to(x.device, torch.float64).unsqueeze(-1) * speed
+    if at.dim() == 2 and x.dim() == 4:
+        angle = angle.unsqueeze(1)
+    return rotate(x, angle.cos(), angle.sin(), layout)
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor, layout: str = "half") -> Tensor:
+    """x with its leading pairs of features turned by angles whose cosine and sine are given, (..., n, pairs)."""
+    exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+    cosine, sine = cosine.to(exact), sine.to(exact)
+    pairs = cosine.shape[-1]
+    turned, rest = x[..., : 2 * pairs].to(exact), x[..., 2 * pairs :]
+    if layout == "half":
+        one, other = turned[..., :pairs], turned[..., pairs:]
+    else:
+        one, other = turned[..., 0::2], turned[..., 1::2]
+    new = one * cosine - other * sine, one * sine + other * cosine
+    joined = torch.cat(new, dim=-1) if layout == "half" else torch.stack(new, dim=-1).flatten(-2)
+    return torch.cat([joined.to(x.dtype), rest], dim=-1)

@@ -1,0 +1,160 @@
+"""Rules: how a score changes with the positions it stands at. A rule is a formula in s, b, h, i (or p) and j."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.spec.formula import Formula, FromLengths, FromQueries, gather, written
+from regard.spec.mask import broadcast_lookup
+from regard.spec.precision import fine, fine_as
+from regard.spec.regions import Lengths
+from regard.spec.term import apply, substitute, variable
+from regard.spec.trace import SCORE_VARIABLES
+
+
+@dataclass(frozen=True, eq=False)
+class Rule(Formula):
+    """A change of the score s at a position."""
+
+
+def as_rule(value: Any) -> Formula:
+    """A rule from a rule, a function (s, b, h, i, j) or a tensor to add."""
+    if isinstance(value, Formula):
+        return value
+    if isinstance(value, Tensor):
+        return bias(value)
+    if callable(value):
+        return rule(value)
+    raise SpecError(
+        f"a rule must be a function (s, b, h, i, j) or one of regard.score's rules; got {type(value).__name__}."
+    )
+
+
+def composed(first: Formula, second: Formula) -> Rule:
+    """The rule that applies one rule after another."""
+    (inner, outer), tensors, names, checks = gather([first, second])
+    return Rule(substitute(outer, {variable("s"): inner}), tensors, names, checks)
+
+
+def written_rule(function: Callable[..., Any], *variables: str, **options: Any) -> Rule:
+    made = written(function, *variables, **options)
+    return Rule(apply("to_float", made.term), made.tensors, made.names, made.checks)
+
+
+def rule(function: Callable[..., Any]) -> Rule:
+    """The rule a function (s, b, h, i, j) describes, as FlexAttention's `score_mod`; read once, for reuse."""
+    return written_rule(function, *SCORE_VARIABLES)
+
+
+def alibi(slopes: Tensor | None = None) -> Rule:
+    """s - slopes[h] · |p - j|: nearer is better. `slopes` has one number a head; None takes the standard ones."""
+    table = torch.zeros(1) if slopes is None else torch.as_tensor(slopes)
+    later = (table, FromLengths(lambda lengths: alibi_slopes(lengths[1]))) if slopes is None else None
+    checks = () if slopes is None else (_one_a_head(table, "slopes", 0),)
+    return written_rule(
+        lambda s, h, p, j: s - table[h] * abs(p - j),
+        *("s", "h", "p", "j"),
+        names=("slopes",),
+        later=later,
+        checks=checks,
+    )
+
+
+@cache
+def alibi_slopes(heads: int) -> Tensor:
+    """The published slopes: 2^(-8h/H) for H a power of two, else those interleaved with every other of the next power.
+
+    >>> alibi_slopes(8)[:3].tolist()
+    [0.5, 0.25, 0.125]
+    """
+    power = 2 ** int(math.log2(max(heads, 1)))
+    own = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
+    extra = [2.0 ** (-8.0 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
+    return torch.tensor((own + extra)[:heads])
+
+
+def softcap(c: float | Tensor) -> Rule:
+    """c · tanh(s / c): no score beyond ±c."""
+    if not isinstance(c, Tensor) and not c > 0:
+        raise SpecError(f"softcap must be greater than 0; got {c}.")
+    return written_rule(lambda s: c * torch.tanh(s / c), "s", names=("cap",))
+
+
+def bias(values: Any) -> Rule:
+    """s + values[b, h, i, j] for a tensor of any shape that broadcasts to (batch, heads, n_q, n_k). -inf hides."""
+    values = torch.as_tensor(values)
+    if not values.is_floating_point():
+        raise SpecError(f"a bias tensor must hold floats; got {values.dtype}. For a boolean mask use mask=.")
+    term, tensors, names, checks = broadcast_lookup(values, "bias")
+    return Rule(apply("add", variable("s"), term), tensors, names, checks)
+
+
+def relative(table: Tensor, *, bidirectional: bool = True, max_distance: int = 128) -> Rule:
+    """T5's relative bias: s + table[bucket(j - p), h]; `table` is (buckets, heads).
+
+    Near distances have a bucket each, far ones share logarithmically wider buckets. T5 itself uses score.dot().
+    """
+    checks = (_one_a_head(table, "relative table", 1),)
+
+    def biased(s: Any, h: Any, p: Any, j: Any) -> Any:
+        return s + table[_bucket(j - p, table.shape[0], bidirectional, max_distance), h]
+
+    return written_rule(biased, "s", "h", "p", "j", names=("table",), checks=checks)
+
+
+def _bucket(distance: Any, buckets: int, bidirectional: bool, max_distance: int) -> Any:
+    first = 0
+    if bidirectional:
+        buckets //= 2
+        first = (distance > 0).long() * buckets
+        distance = abs(distance)
+    else:
+        distance = -torch.clamp(distance, max=0)
+    exact = buckets // 2
+    ratio = torch.log(torch.clamp(distance, min=1).float() / exact) / math.log(max_distance / exact)
+    far = torch.clamp(exact + (ratio * (buckets - exact)).long(), max=buckets - 1)
+    return first + torch.where(distance < exact, distance, far)
+
+
+def shaw_keys(table: Tensor, scale: float | None = None) -> Rule:
+    """Shaw's relative keys: s + scale · q_i·table[clip(j - p)]; `table` is (2 reach + 1, width), scale None is 1/√d.
+
+    Row 0 is for keys `reach` or more before the query, the last row for those `reach` or more after it.
+    """
+    reach = reach_of(table)
+
+    def along_queries(q: Tensor) -> Tensor:
+        if table.shape[-1] != q.shape[-1]:
+            raise SpecError(f"shaw_keys needs a table as wide as q; got table={table.shape[-1]}, q={q.shape[-1]}.")
+        factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+        return fine(q) @ fine_as(table, q).mT * factor
+
+    along = torch.zeros(1, 1, 1, 1)
+    return written_rule(
+        lambda s, b, h, i, p, j: s + along[b, h, i, torch.clamp(j - p, -reach, reach) + reach],
+        *("s", "b", "h", "i", "p", "j"),
+        names=("relative",),
+        later=(along, FromQueries(along_queries)),
+    )
+
+
+def reach_of(table: Tensor) -> int:
+    if table.dim() != 2 or table.shape[0] % 2 == 0:
+        raise SpecError(f"a relative table must be (2 reach + 1, width); got shape {tuple(table.shape)}.")
+    return table.shape[0] // 2
+
+
+def _one_a_head(table: Tensor, what: str, axis: int) -> Callable[[Lengths, Any], None]:
+    def fits(lengths: Lengths, start: Any) -> None:
+        if table.shape[axis] != lengths[1]:
+            raise SpecError(
+                f"{what} must have one entry for each of {lengths[1]} heads; got shape {tuple(table.shape)}."
+            )
+
+    return fits
