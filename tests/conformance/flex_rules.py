@@ -8,6 +8,7 @@ sequences, HEADS heads and positions up to QUERIES and KEYS.
 
 import functools
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -383,9 +384,7 @@ def torch_and_masks_with_noop() -> Rule:
 
 @mask_rule
 def taken_out_of_a_block_mask() -> Rule:
-    made = create_block_mask(
-        lambda b, h, i, j: (i >= j) & (i - j < 70), None, None, QUERIES, KEYS, device="cpu"
-    )
+    made = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 70), None, None, QUERIES, KEYS, device="cpu")
     return Rule(made.mask_mod)
 
 
@@ -459,6 +458,19 @@ def a_partial_function() -> Rule:
 def bits_shifted() -> Rule:
     # Powers of two apart, as in butterfly patterns.
     return Rule(lambda b, h, i, j: ((i >> 4) == (j >> 4)) | ((i & 15) == (j & 15)))
+
+
+@mask_rule
+def one_shifted_by_a_position() -> Rule:
+    return Rule(lambda b, h, i, j: (1 << (i % 5)) > j % 7)
+
+
+@mask_rule
+def a_closure_with_a_name_that_was_never_filled() -> Rule:
+    causal = True
+    if not causal:
+        table = _numbers(KEYS) > 0
+    return Rule(lambda b, h, i, j: i >= j if causal else table[j])
 
 
 # Scores: arithmetic on the score and the positions
@@ -552,6 +564,12 @@ def clipped_score() -> Rule:
 
 
 @score_rule
+def softplus_of_a_large_score() -> Rule:
+    # Beyond 88 the exponential overflows in single precision; the function itself is a straight line there.
+    return Rule(lambda score, b, h, q_idx, kv_idx: nn.functional.softplus(score * 50) / 50)
+
+
+@score_rule
 def zeros_like_outside_a_window() -> Rule:
     def flat_far_away(score, b, h, q_idx, kv_idx):
         return torch.where(q_idx - kv_idx < 40, score, torch.zeros_like(score))
@@ -618,10 +636,7 @@ def t5_buckets_of_a_decoder_with_minimum() -> Rule:
         distance = torch.maximum(q_idx - kv_idx, torch.zeros_like(q_idx))
         exact = buckets // 2
         grown = (
-            exact
-            + (
-                torch.log(distance.to(torch.float32) / exact) / math.log(reach / exact) * (buckets - exact)
-            ).long()
+            exact + (torch.log(distance.to(torch.float32) / exact) / math.log(reach / exact) * (buckets - exact)).long()
         )
         grown = torch.minimum(grown, torch.full_like(grown, buckets - 1))
         return score + table[h, torch.where(distance < exact, distance, grown)]
@@ -830,6 +845,7 @@ def item_of_a_position(b, h, i, j):
 
 
 _TABLE = torch.arange(KEYS)
+_ROWS = torch.arange(100.0).reshape(100, 1).expand(100, KEYS)
 
 
 @_bad_mask
@@ -945,6 +961,12 @@ def noise_like_the_score(score, b, h, i, j):
 @_bad_score
 def dropout_in_the_score(score, b, h, i, j):
     return nn.functional.dropout(score, 0.5)
+
+
+@_bad_score
+def a_random_row_of_a_table(score, b, h, i, j):
+    row = _ROWS[random.randrange(100)]
+    return score + row[j]
 
 
 @_bad_score

@@ -100,9 +100,7 @@ def assert_as_expected(case: Any, outputs: Sequence[np.ndarray]) -> None:
         assert isinstance(output, np.ndarray)
         assert (output.dtype, output.shape) == (want.dtype, want.shape)
         tolerance = max(case.rtol, 2**-6) if want.dtype.name == "bfloat16" else case.rtol
-        np.testing.assert_allclose(
-            output.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=case.atol
-        )
+        np.testing.assert_allclose(output.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=case.atol)
 
 
 # Attention: ONNX's cases
@@ -182,9 +180,7 @@ def evaluate(opset: int, inputs: Sequence[np.ndarray | None], attributes: dict[s
         [node],
         "attention",
         [
-            onnx.helper.make_tensor_value_info(
-                name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
-            )
+            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
             for name, value in zip(names, inputs, strict=False)
             if value is not None
         ],
@@ -376,6 +372,14 @@ def test_gradients_flow_to_everything_that_went_in(mode: int, engine: str) -> No
             },
             r"nonpad_kv_seqlen and past_key must not come together",
         ),
+        (
+            {"past_key": np.zeros((2, 3, 1, 5)), "past_value": np.zeros((2, 3, 1, 4))},
+            r"past_key must have shape \(2, 3, past, 4\).* got \(2, 3, 1, 5\)",
+        ),
+        (
+            {"past_key": np.zeros((2, 3, 1, 4)), "past_value": np.zeros((2, 3, 4))},
+            r"past_value must have shape \(2, 3, past, 4\).* got \(2, 3, 4\)",
+        ),
         ({"attn_mask": np.zeros((5, 8))}, r"at most one column per key.* got 8 columns and 7 keys"),
         ({"attn_mask": np.zeros((1, 1, 1, 5, 7))}, r"attn_mask must have 1 to 4 dimensions; got 5"),
     ],
@@ -388,13 +392,9 @@ def test_a_node_that_cannot_be_is_refused(changes: dict[str, Any], message: str)
 
 def test_three_dimensions_need_a_number_of_heads_that_divides() -> None:
     q, k, v = (np.zeros((2, 5, 12)) for _ in range(3))
-    with pytest.raises(
-        SpecError, match=r"q_num_heads must divide the last dimension of a 3-D Q; got None and 12"
-    ):
+    with pytest.raises(SpecError, match=r"q_num_heads must divide the last dimension of a 3-D Q; got None and 12"):
         attention(q, k, v)
-    with pytest.raises(
-        SpecError, match=r"kv_num_heads must divide the last dimension of a 3-D K; got 5 and 12"
-    ):
+    with pytest.raises(SpecError, match=r"kv_num_heads must divide the last dimension of a 3-D K; got 5 and 12"):
         attention(q, k, v, q_num_heads=3, kv_num_heads=5)
 
 
@@ -403,9 +403,7 @@ def test_three_dimensions_need_a_number_of_heads_that_divides() -> None:
 
 def test_onnx_has_8_rotary_cases_and_each_is_named_here() -> None:
     assert len(ROTARY) == 8
-    assert set(ROTARY) == {
-        n for n, c in cases().items() if c.model.graph.node[0].op_type == "RotaryEmbedding"
-    }
+    assert set(ROTARY) == {n for n, c in cases().items() if c.model.graph.node[0].op_type == "RotaryEmbedding"}
 
 
 @pytest.mark.parametrize("name", ROTARY)
@@ -431,9 +429,7 @@ def test_rotary_caches_that_do_not_fit_are_refused() -> None:
     x, cache = np.zeros((1, 2, 3, 8)), np.zeros((1, 3, 3))
     with pytest.raises(SpecError, match=r"each pair of the 8 turning coordinates; got 3 and 3"):
         rotary_embedding(x, cache, cache)
-    with pytest.raises(
-        SpecError, match=r"num_heads must divide the last dimension of a 3-D X; got None and 8"
-    ):
+    with pytest.raises(SpecError, match=r"num_heads must divide the last dimension of a 3-D X; got None and 8"):
         rotary_embedding(x[0], cache, cache)
     with pytest.raises(SpecError, match=r"X must have 3 or 4 dimensions; got 2"):
         rotary_embedding(x[0, 0], cache, cache)
@@ -487,6 +483,4 @@ def test_a_logsoftmax_case_gives_what_onnx_expects(name: str, engine: str) -> No
 
 def test_every_softmax_and_logsoftmax_case_is_named_here() -> None:
     named = {f"softmax_{n}" for n in SOFTMAX} | {f"logsoftmax_{n}" for n in LOGSOFTMAX}
-    assert named == {
-        n for n, c in cases().items() if c.model.graph.node[0].op_type in ("Softmax", "LogSoftmax")
-    }
+    assert named == {n for n, c in cases().items() if c.model.graph.node[0].op_type in ("Softmax", "LogSoftmax")}

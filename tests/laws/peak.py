@@ -1,6 +1,6 @@
 """Run as a program: how much memory a call takes beyond its inputs, measured in a process of its own.
 
-python peak.py ENGINE CASE LENGTH   ->   one JSON object: measured and predicted bytes
+python peak.py ENGINE CASE,CASE... LENGTH   ->   {"CASE": bytes, ...}
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def question(name: str, n: int) -> Callable[[str], None]:
     if name == "measure":
         measures = (measure.entropy, measure.received, measure.top(4), measure.pool(64, 64))
         return lambda engine: regard.attend(*inputs, engine=engine).weights.measure(*measures)
+    if name == "forward":
+        return lambda engine: regard.attention(*inputs, engine=engine)
     q, k, v = (x.requires_grad_() for x in inputs)
     q = q[:, :, : n // 4] if name == "additive" else q  # a tanh for each pair and hidden unit: fewer pairs
 

@@ -85,6 +85,7 @@ class _Walk:
         self.spec, self.inputs, self.tiles = spec, inputs, tiles
         self.q, self.k, self.v = (x.detach().to(spec.precision) for x in (inputs.q, inputs.k, inputs.v))
         self.condition = visible(spec.mask, spec.rule, inputs.tensors)
+        self._space: dict[str, Tensor] = {}
 
     @cached_property
     def finite(self) -> bool:
@@ -93,6 +94,14 @@ class _Walk:
 
     def strips(self) -> Iterator[Strip]:
         return strips(self.spec, blocks(self.spec, self.inputs.tensors, self.inputs.start, self.tiles), self.tiles)
+
+    def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """x @ y.mT in a space of that name that every tile uses again: fresh memory costs more than the softmax."""
+        shape = (x.shape[0], x.shape[1], y.shape[1])
+        size = shape[0] * shape[1] * shape[2]
+        if name not in self._space or len(self._space[name]) < size:
+            self._space[name] = x.new_empty(size)
+        return torch.bmm(x, y.mT, out=self._space[name][:size].view(shape))
 
     def keys_of(self, whole: Tensor, strip: Strip, j: range) -> Tensor:
         """Keys or values a strip needs: (batch x key heads, keys, width)."""
@@ -142,7 +151,7 @@ class _Walk:
         positions = positions_of(spec, inputs, strip.b, strip.h, strip.i, j)
         tracked: tuple[Tensor, ...] = ()
         if spec.score == "dot":
-            raw = torch.bmm(q, self.keys_of(self.k, strip, j).mT)
+            raw = self.product("scores", q, self.keys_of(self.k, strip, j))
         else:
             raw, tracked = self.pairwise(strip, j, q, track)
         scores, evaluation, seen = raw.detach(), None, None
@@ -239,7 +248,7 @@ class _Gradients:
             tile = walk.tile(strip, j, full, q, track=True)
             seen = None if self.finite else tile.scores != -torch.inf
             weights = spec.normaliser.rebuilt(tile.scores, statistic)
-            d_weights = torch.bmm(d_output, walk.keys_of(walk.v, strip, j).mT)
+            d_weights = walk.product("d_weights", d_output, walk.keys_of(walk.v, strip, j))
             kept = weights
             if spec.dropout:
                 gone = dropped(walk.inputs.seed, spec.dropout, tile.positions)

@@ -82,7 +82,7 @@ def attention(
     lengths = None
     if past_key is not None and past_value is not None:
         start = past_key.shape[2]
-        k, v = torch.cat((_tensor(past_key), k), dim=2), torch.cat((_tensor(past_value), v), dim=2)
+        k, v = _append(_tensor(past_key), k, "key"), _append(_tensor(past_value), v, "value")
     elif nonpad_kv_seqlen is not None:
         lengths = _tensor(nonpad_kv_seqlen).reshape(-1)
         start = lengths - q.shape[2]
@@ -263,6 +263,16 @@ def _cut_heads(x: Tensor, heads: int | None, name: str, attribute: str) -> Tenso
         )
     apart: Tensor = x.unflatten(2, (heads, -1)).transpose(1, 2)
     return apart
+
+
+def _append(past: Tensor, new: Tensor, name: str) -> Tensor:
+    if past.ndim != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
+        batch, heads, _, width = new.shape
+        raise SpecError(
+            f"past_{name} must have shape ({batch}, {heads}, past, {width}), as the new ones do; "
+            f"got {tuple(past.shape)}. Both are kept with their heads apart."
+        )
+    return torch.cat((past, new), dim=2)
 
 
 def _read_mask(given: Tensor | None, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
