@@ -560,7 +560,12 @@ def checkerboard() -> Rule:
 
 @score_rule
 def clipped_score() -> Rule:
-    return Rule(lambda score, b, h, q_idx, kv_idx: torch.clamp(score, -0.5, 0.75))
+    return Rule(lambda score, b, h, q_idx, kv_idx: 1.1 * torch.clamp(score, -0.5, 0.75))
+
+
+@score_rule
+def score_times_distance() -> Rule:
+    return Rule(lambda score, b, h, q_idx, kv_idx: score * (q_idx - kv_idx) * 0.01)
 
 
 @score_rule

@@ -267,24 +267,31 @@ def forward_mode(both: Both, problem: cases.Problem) -> None:
 sizes = dict(n_q=st.integers(1, 5), n_k=st.integers(1, 6), width=st.integers(1, 4))
 
 
+# Every score once, and those of different kinds with every way of weighing.
+PAIRS = [(scoring, "softmax") for scoring in SCORES]
+PAIRS += [
+    (scoring, weighing)
+    for scoring in ("scaled dot", "metric", "additive", "own rule", "custom")
+    for weighing in ("sink", "sigmoid", "relu")
+]
+
+
 @pytest.mark.parametrize("weighing", WEIGHS)
 @pytest.mark.parametrize("scoring", SCORES)
 @given(problem=cases.problems(**sizes))
-@cases.examples(3)
+@cases.examples(2)
 def test_every_input_and_captured_tensor_gets_the_gradient_of_the_dense_formula(engine, scoring, weighing, problem):
     first_order(Both(engine, problem, SCORES[scoring], WEIGHS[weighing]), problem)
 
 
-@pytest.mark.parametrize("weighing", ["softmax", "sink", "sigmoid", "relu"])
-@pytest.mark.parametrize("scoring", SCORES)
+@pytest.mark.parametrize("scoring, weighing", PAIRS)
 @given(problem=cases.problems(**sizes))
 @cases.examples(2)
 def test_second_derivatives_are_those_of_the_dense_formula(engine, scoring, weighing, problem):
     second_order(Both(engine, problem, SCORES[scoring], WEIGHS[weighing]), problem)
 
 
-@pytest.mark.parametrize("weighing", ["softmax", "sink", "sigmoid", "relu"])
-@pytest.mark.parametrize("scoring", SCORES)
+@pytest.mark.parametrize("scoring, weighing", PAIRS)
 @given(problem=cases.problems(**sizes))
 @cases.examples(2)
 def test_forward_derivatives_are_those_of_the_dense_formula(engine, scoring, weighing, problem):

@@ -21,6 +21,7 @@ ORDER = (
     (APART, ("engine",)),
     (TOGETHER, ("result", "weights", "measure")),
     (APART, ("attention",)),
+    (APART, ("packed",)),
     (APART, ("draw",)),
     (APART, ("mechanism", "nn", "worked")),
     (APART, ("models", "integrations", "distributed")),
@@ -28,7 +29,7 @@ ORDER = (
     (APART, ("explorer", "cli")),
 )
 RANK = {part: rank for rank, (_, parts) in enumerate(ORDER) for part in parts}
-SHARED_BY_ENGINES = {"merge", "gradient", "dense", "dropout"}
+SHARED_BY_ENGINES = {"merge", "gradient", "dense", "dropout", "walk"}
 COMPILED = ("_core",)
 TALKATIVE = {"cli", "explorer"}
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "socket", "socketserver", "ssl", "starlette"}

@@ -16,7 +16,8 @@ from regard.spec.term import TRUE
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
+    """Whether no tensor holds NaN or inf. May say no of finite numbers whose sum overflows: that only costs care."""
+    return all(bool(torch.isfinite(t.sum())) for t in tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ def block(spec: Spec, inputs: Inputs, positions: Positions, q: Tensor, k: Tensor
         changed = Evaluation(inputs.tensors, positions, raw, raw.dtype)
         raw = changed.number(spec.rule).expand(positions.shape)
         looked.out_of_range = _either(looked.out_of_range, changed.out_of_range)
-    looked.check_range(torch.ones((), dtype=torch.bool) if seen is None else seen)
+    looked.check_range(seen)
     return Block(positions, raw if seen is None else torch.where(seen, raw, -torch.inf), seen)
 
 

@@ -169,6 +169,9 @@ class Bounds:
 
     def _looked_up(self, node: Term, args: list[Interval]) -> Interval:
         slot = slot_of(node)
+        if not node.args:  # a single number; one that is NaN could be anything
+            number = np.atleast_1d(as_array(self.tensors[slot]))
+            return (np.asarray(-np.inf), np.asarray(np.inf)) if np.isnan(number).any() else exactly(number)
         if slot not in self._tables:
             self._tables[slot] = Extremes(as_array(self.tensors[slot]))
         first, last = [], []

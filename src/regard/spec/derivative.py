@@ -5,7 +5,16 @@ from collections.abc import Callable
 
 from regard.spec.term import Term, apply, constant, variable, walk
 
-ONE, ZERO = constant(1.0), constant(0.0)
+
+def _exact(x: Term) -> Term:
+    return apply("exact", x)
+
+
+def _number(x: float) -> Term:
+    return _exact(constant(x))
+
+
+ONE, ZERO = _number(1.0), _number(0.0)
 
 
 def derivatives(term: Term) -> dict[Term, Term]:
@@ -47,10 +56,6 @@ def _times(x: Term, y: Term) -> Term:
     return y if x is ONE else x if y is ONE else apply("mul", x, y)
 
 
-def _square(x: Term) -> Term:
-    return apply("pow", x, constant(2))
-
-
 def _partials(node: Term) -> list[tuple[Term, Term | _Branch]]:
     if node.op in _BINARY:
         x, y = node.args
@@ -66,7 +71,7 @@ def _partials(node: Term) -> list[tuple[Term, Term | _Branch]]:
 def _extreme_share(wins: str) -> Callable[[Term, Term, Term], tuple[Term, Term]]:
     # where both are equal each takes half, as in torch
     def shares(x: Term, y: Term, _: Term) -> tuple[Term, Term]:
-        half = apply("where", apply("eq", x, y), constant(0.5), ZERO)
+        half = apply("where", apply("eq", x, y), _number(0.5), ZERO)
         return (
             apply("where", apply(wins, x, y), ONE, half),
             apply("where", apply(wins, y, x), ONE, half),
@@ -77,29 +82,31 @@ def _extreme_share(wins: str) -> Callable[[Term, Term, Term], tuple[Term, Term]]
 
 _BINARY: dict[str, Callable[[Term, Term, Term], tuple[Term, Term]]] = {
     "add": lambda x, y, _: (ONE, ONE),
-    "sub": lambda x, y, _: (ONE, constant(-1.0)),
-    "mul": lambda x, y, _: (y, x),
-    "div": lambda x, y, z: (apply("div", ONE, y), apply("neg", apply("div", z, y))),
+    "sub": lambda x, y, _: (ONE, _number(-1.0)),
+    "mul": lambda x, y, _: (_exact(y), _exact(x)),
+    "div": lambda x, y, z: (apply("div", ONE, _exact(y)), apply("neg", apply("div", _exact(z), _exact(y)))),
     "pow": lambda x, y, z: (
-        apply("mul", y, apply("pow", x, apply("sub", y, constant(1)))),
-        apply("mul", z, apply("log", x)),
+        apply("mul", _exact(y), apply("pow", _exact(x), _exact(apply("sub", y, constant(1))))),
+        apply("mul", _exact(z), apply("log", _exact(x))),
     ),
-    "mod": lambda x, y, _: (ONE, apply("neg", apply("floor", apply("div", x, y)))),
+    "mod": lambda x, y, _: (ONE, apply("neg", _exact(apply("floor", apply("div", x, y))))),
     "minimum": _extreme_share("lt"),
     "maximum": _extreme_share("gt"),
 }
 
 _UNARY: dict[str, Callable[[Term, Term], Term]] = {
-    "neg": lambda x, _: constant(-1.0),
-    "abs": lambda x, _: apply("sign", x),
+    "neg": lambda x, _: _number(-1.0),
+    "abs": lambda x, _: _exact(apply("sign", x)),
     "to_float": lambda x, _: ONE,
-    "exp": lambda x, y: y,
-    "exp2": lambda x, y: apply("mul", y, constant(math.log(2.0))),
-    "log": lambda x, _: apply("div", ONE, x),
-    "log2": lambda x, _: apply("div", constant(1.0 / math.log(2.0)), x),
-    "sqrt": lambda x, y: apply("div", constant(0.5), y),
-    "tanh": lambda x, y: apply("sub", ONE, _square(y)),
-    "sigmoid": lambda x, y: apply("mul", y, apply("sub", ONE, y)),
-    "sin": lambda x, _: apply("cos", x),
-    "cos": lambda x, _: apply("neg", apply("sin", x)),
+    "exp": lambda x, y: _exact(y),
+    "exp2": lambda x, y: apply("mul", _exact(y), _number(math.log(2.0))),
+    "expm1": lambda x, y: apply("add", _exact(y), ONE),
+    "log": lambda x, _: apply("div", ONE, _exact(x)),
+    "log1p": lambda x, _: apply("div", ONE, apply("add", ONE, _exact(x))),
+    "log2": lambda x, _: apply("div", _number(1.0 / math.log(2.0)), _exact(x)),
+    "sqrt": lambda x, y: apply("div", _number(0.5), _exact(y)),
+    "tanh": lambda x, y: apply("sub", ONE, apply("pow", _exact(y), constant(2))),
+    "sigmoid": lambda x, y: apply("mul", _exact(y), apply("sub", ONE, _exact(y))),
+    "sin": lambda x, _: apply("cos", _exact(x)),
+    "cos": lambda x, _: apply("neg", apply("sin", _exact(x))),
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.spec.term import COMPARISONS, ROUNDING, Term, slot_of
+from regard.spec.term import COMPARISONS, ROUNDING, SMOOTH, Term, slot_of
 
 Index = range | Tensor
 Value = Tensor | bool | int | float
@@ -102,11 +102,11 @@ class Evaluation:
         result = torch.as_tensor(self._value(term, True), device=self.positions.device)
         return result.to(self.precision) if self.precision else result
 
-    def check_range(self, seen: Tensor) -> None:
-        """Refuse if a pair that is seen looked something up outside its tensor."""
+    def check_range(self, seen: Tensor | None) -> None:
+        """Refuse if a pair that is seen looked something up outside its tensor; None means all are seen."""
         if self.out_of_range is None:
             return
-        wrong = (self.out_of_range & seen).nonzero()
+        wrong = (self.out_of_range.expand(self.positions.shape) & (True if seen is None else seen)).nonzero()
         if len(wrong):
             found = wrong[0].tolist()
             sizes = ", ".join(str(tuple(t.shape)) for t in self.tensors)
@@ -141,6 +141,9 @@ class Evaluation:
             return entries if entries.dtype == torch.float64 else entries.float()
         if term.op in DECIDES and "s" not in term.depends:
             precise = False
+        if term.op == "exact":
+            inside = self._value(term.args[0], precise)
+            return torch.as_tensor(inside, dtype=self.precision, device=self.positions.device)
         args: list[Any] = [self._value(a, precise) for a in term.args]
         if not any(isinstance(a, Tensor) for a in args):
             args[0] = torch.as_tensor(args[0])
@@ -251,6 +254,5 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "where": torch.where,
     "to_int": lambda x: x.long(),
     "to_float": lambda x: x.to(torch.get_default_dtype()) if not x.is_floating_point() else x,
-    **{name: getattr(torch, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sigmoid", "sin", "cos")},
-    **{name: getattr(torch, name) for name in ROUNDING},
+    **{name: getattr(torch, name) for name in SMOOTH | ROUNDING},
 }

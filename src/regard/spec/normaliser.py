@@ -82,7 +82,7 @@ class Softmax(Normaliser):
     def step(self, state: State, scores: Tensor) -> tuple[State, Tensor, Tensor | None]:
         top, total = state
         new_top = torch.maximum(top, scores.amax(-1))
-        origin = torch.where(new_top == -torch.inf, 0.0, new_top)  # nothing seen so far: exp(-inf - 0) is 0
+        origin = new_top.clamp(min=torch.finfo(scores.dtype).min)  # nothing seen so far: exp(-inf - finite) is 0
         weights = scores.sub_(origin.unsqueeze(-1)).exp_()
         shrink = torch.exp(top - origin)  # the old sums were measured from a lower maximum
         return (new_top, torch.addcmul(weights.sum(-1), total, shrink)), weights, shrink

@@ -29,10 +29,11 @@ ARITHMETIC = frozenset({"add", "sub", "mul", "floordiv", "mod", "pow", "minimum"
 BITWISE = frozenset({"bitand", "bitor", "bitxor", "shift_left", "shift_right"})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 LOGIC = frozenset({"and", "or", "xor", "not"})
-SMOOTH = frozenset({"exp", "exp2", "log", "log2", "sqrt", "tanh", "sigmoid", "sin", "cos"})
+SMOOTH = frozenset({"exp", "exp2", "expm1", "log", "log1p", "log2", "sqrt", "tanh", "sigmoid", "sin", "cos"})
 ROUNDING = frozenset({"floor", "ceil", "round", "trunc"})
 SAME_KIND = ROUNDING | {"neg", "abs", "sign"}
 CASTS: dict[str, Kind] = {"to_int": "int", "to_float": "float"}
+# `exact(x)` is x as it was computed, from here on in the precision of the score: derivatives are made of these
 
 _RANK: dict[Kind, int] = {"bool": 0, "int": 1, "float": 2}
 
@@ -110,6 +111,8 @@ def apply(op: str, *args: Term) -> Term:
         return args[0]
     if op in ROUNDING and args[0].kind != "float":
         return args[0]
+    if op == "exact" and args[0].op == "exact":
+        return args[0]
     return _simplified(op, args) or _intern(op, args, _kind(op, args))
 
 
@@ -166,7 +169,7 @@ def slot_of(node: Term) -> int:
 def _kind(op: str, args: tuple[Term, ...]) -> Kind:
     if op in COMPARISONS or op in LOGIC:
         return "bool"
-    if op == "div" or op in SMOOTH or op == "to_float":
+    if op == "div" or op in SMOOTH or op in ("to_float", "exact"):
         return "float"
     if op == "to_int" or op in BITWISE:
         return "int"

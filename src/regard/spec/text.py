@@ -100,6 +100,8 @@ def _as_text(node: Term, args: list[tuple[str, int]], names: Sequence[str]) -> t
         return (f"{_table(node, names)}[{inside}]" if args else _table(node, names)), _TIGHT
     if node.op in _INFIX:
         return _infix(node, args, 1)
+    if node.op == "exact":
+        return args[0]
     if node.op == "not":
         return f"not {_bracket(args[0], _COMPARE)}", _COMPARE
     if node.op == "neg":
@@ -148,8 +150,8 @@ def _as_latex(node: Term, args: list[tuple[str, int]], names: Sequence[str]) -> 
         return f"e^{{{args[0][0]}}}", _POWER
     if node.op == "sqrt":
         return rf"\sqrt{{{args[0][0]}}}", _TIGHT
-    if node.op in ("to_float", "to_int"):
-        return args[0] if node.op == "to_float" else (rf"\mathrm{{int}}({inside})", _TIGHT)
+    if node.op in ("to_float", "to_int", "exact"):
+        return args[0] if node.op != "to_int" else (rf"\mathrm{{int}}({inside})", _TIGHT)
     known = {"tanh", "log", "sin", "cos"}
     name = _LATEX_NAMES.get(node.op) or (rf"\{node.op}" if node.op in known else rf"\mathrm{{{node.op}}}")
     return f"{name}({inside})", _TIGHT

@@ -4,17 +4,22 @@ The function is written as for FlexAttention: `mask(b, h, i, j)` or `score(s, b,
 arguments is written down; tensors it looks things up in are captured and travel beside the term by number.
 """
 
+import os
+import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard.errors import TraceError
-from regard.spec.term import Kind, Number, Term, apply, constant, lookup, truth, variable
+from regard.spec.term import COMPARISONS, ROUNDING, SMOOTH, Kind, Number, Term, apply, constant, lookup, truth, variable
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 MASK_VARIABLES = ("b", "h", "i", "j")
 SCORE_VARIABLES = ("s", "b", "h", "i", "j")
 
@@ -32,15 +37,22 @@ def trace(function: Callable[..., Any], names: Sequence[str]) -> Traced:
 
     The function is called twice: one that draws random numbers or reads the clock differs from itself.
     """
+    dice = _dice()
     first, second = _trace_once(function, names), _trace_once(function, names)
     same = first.term is second.term and all(map(_same_tensor, first.tensors, second.tensors))
-    if not same:
+    if not same or dice != _dice():
         raise TraceError(
             f"a rule must be the same formula each time it is called; {_name(function)}, defined at "
             f"{_place(function)}, gave two different ones. Draw random numbers or read changing state outside, and capture the result "
             "as a tensor."
         )
     return first
+
+
+def _dice() -> tuple[object, ...]:
+    """The state of the random generators: a rule that draws from one changes it, even if it draws the same twice."""
+    kind, state, *rest = np.random.get_state(legacy=True)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(state).tobytes(), *rest
 
 
 def _trace_once(function: Callable[..., Any], names: Sequence[str]) -> Traced:
@@ -59,7 +71,8 @@ def _tensor_names(function: Callable[..., Any], captures: list[Tensor]) -> Itera
     if code is not None:
         named = {name: function.__globals__.get(name) for name in code.co_names}
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            named[name] = cell.cell_contents
+            with suppress(ValueError):  # a variable that has no value yet
+                named[name] = cell.cell_contents
         known = {id(value): name for name, value in named.items()}
     for number, tensor in enumerate(captures):
         base = tensor if id(tensor) in known else tensor._base
@@ -73,7 +86,7 @@ def _place(function: Callable[..., Any]) -> str:
 
 def _explain(function: Callable[..., Any], names: Sequence[str], error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames[1:] if f.filename != __file__ and "/torch/" not in f.filename]
+    theirs = [f for f in frames[1:] if f.filename != __file__ and not f.filename.startswith(_TORCH)]
     where = (
         f"\n    {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line}" if theirs else f"\n    {_place(function)}"
     )
@@ -90,8 +103,11 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _same_tensor(one: Tensor, other: Tensor) -> bool:
-    if one is other or (one._base is not None and one._base is other._base and one.stride() == other.stride()):
+    if one is other:
         return True
+    if one._base is not None and one._base is other._base:
+        same = one.shape == other.shape and one.stride() == other.stride()
+        return same and one.storage_offset() == other.storage_offset()
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
@@ -323,6 +339,10 @@ def _sub(x: Any, y: Any, *, alpha: Number = 1) -> Symbol:
     return _record("sub", x, y if alpha == 1 else _record("mul", y, alpha))
 
 
+def _softplus(x: Any) -> Symbol:
+    return _record("add", _record("maximum", x, 0), _record("log1p", _record("exp", _record("neg", _record("abs", x)))))
+
+
 def _invert(x: Symbol) -> Symbol:
     return _record("not", x) if x.term.kind == "bool" else _record("sub", -1, x)
 
@@ -359,6 +379,8 @@ OPERATIONS: dict[str, Operation] = {
     "rfloordiv": _operation("floordiv", flipped=True),
     "rmod": _operation("mod", flipped=True),
     "rpow": _operation("pow", flipped=True),
+    "rlshift": _operation("shift_left", flipped=True),
+    "rrshift": _operation("shift_right", flipped=True),
     "and": _bit_or_logic("and", "bitand"),
     "or": _bit_or_logic("or", "bitor"),
     "xor": _bit_or_logic("xor", "bitxor"),
@@ -376,82 +398,49 @@ OPERATIONS: dict[str, Operation] = {
     "relu": lambda x, inplace=False: _record("maximum", x, 0),
     "rsqrt": lambda x: _record("div", 1.0, _record("sqrt", x)),
     "reciprocal": lambda x: _record("div", 1.0, x),
-    "log1p": lambda x: _record("log", _record("add", x, 1)),
-    "expm1": lambda x: _record("sub", _record("exp", x), 1),
-    "softplus": lambda x: _record("log", _record("add", _record("exp", x), 1)),
+    "softplus": lambda x: _softplus(x),
+    "logical_and": _operation("and"),
+    "logical_or": _operation("or"),
+    "logical_xor": _operation("xor"),
+    "logical_not": _operation("not"),
 }
-for _op in (
-    *(
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "neg",
-        "abs",
-        "sign",
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "minimum",
-        "maximum",
-    ),
-    *("exp", "exp2", "log", "log2", "sqrt", "tanh", "sigmoid", "sin", "cos"),
-):
+for _op in (*COMPARISONS, *SMOOTH, *ROUNDING, "neg", "abs", "sign", "minimum", "maximum"):
     OPERATIONS[_op] = _operation(_op)
-for _alias, _of in {
-    "iadd": "add",
-    "isub": "sub",
-    "imul": "mul",
-    "subtract": "sub",
-    "multiply": "mul",
-    "truediv": "div",
-    "divide": "div",
-    "true_divide": "div",
-    "rtruediv": "rdiv",
-    "itruediv": "div",
-    "floor_divide": "floordiv",
-    "remainder": "mod",
-    "negative": "neg",
-    "absolute": "abs",
-    "clip": "clamp",
-    "logical_and": "and",
-    "logical_or": "or",
-    "logical_xor": "xor",
-    "bitwise_and": "and",
-    "bitwise_or": "or",
-    "bitwise_xor": "xor",
-    "rand": "and",
-    "ror": "or",
-    "rxor": "xor",
-    "iand": "and",
-    "ior": "or",
-    "ixor": "xor",
-    "logical_not": "invert",
-    "bitwise_not": "invert",
-    "less": "lt",
-    "less_equal": "le",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "not_equal": "ne",
-    "min": "minimum",
-    "max": "maximum",
-    "fix": "trunc",
-    "bitwise_left_shift": "lshift",
-    "bitwise_right_shift": "rshift",
-    "special_expit": "sigmoid",
-    "rlshift": "lshift",
-    "rrshift": "rshift",
-    "rpow": "rpow",
-    "special_exp2": "exp2",
-}.items():
-    OPERATIONS[_alias] = OPERATIONS[_of]
+
+_ALIASES = {
+    "add": "iadd",
+    "sub": "isub subtract",
+    "mul": "imul multiply",
+    "div": "truediv itruediv divide true_divide",
+    "rdiv": "rtruediv",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "neg": "negative",
+    "abs": "absolute",
+    "clamp": "clip",
+    "and": "bitwise_and rand iand",
+    "or": "bitwise_or ror ior",
+    "xor": "bitwise_xor rxor ixor",
+    "invert": "bitwise_not",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+    "ne": "not_equal",
+    "minimum": "min",
+    "maximum": "max",
+    "trunc": "fix",
+    "sigmoid": "special_expit expit",
+    "exp2": "special_exp2",
+}
+for _of, _others in _ALIASES.items():
+    OPERATIONS.update({other: OPERATIONS[_of] for other in _others.split()})
 
 _PYTHON_OPERATORS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"),
-    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rand", "ror", "rxor"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rand", "ror", "rxor", "rlshift", "rrshift"),
     *("eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "invert", "round", "floor", "ceil", "trunc"),
 )
 

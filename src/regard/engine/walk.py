@@ -1,0 +1,152 @@
+"""A walk over the tiles of a spec: how the scores of a strip of queries and some keys are made.
+
+Heads that share keys lie side by side, so a tile is (batch x key heads, group x queries, keys) and one product.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.engine.dense import additive, all_finite, positions_of
+from regard.engine.dropout import dropped
+from regard.plan.blocks import Strip, Tiles, blocks, strips
+from regard.spec.evaluate import Evaluation, Positions
+from regard.spec.hiding import visible
+from regard.spec.spec import Inputs, Spec
+from regard.spec.term import ARITHMETIC, SMOOTH
+
+_MAKES_NEW = ARITHMETIC | SMOOTH | {"where", "div", "neg", "abs"}  # other terms may hand out a tensor that is not ours
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """The scores of a strip's queries with some keys, before and after the rule; hidden ones are -inf."""
+
+    positions: Positions
+    raw: Tensor
+    scores: Tensor
+    evaluation: Evaluation | None
+    tracked: tuple[Tensor, ...]  # what `raw` can be differentiated in by autograd
+
+
+class Walk:
+    """One pass over the tiles of a spec."""
+
+    def __init__(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> None:
+        self.spec, self.inputs, self.tiles = spec, inputs, tiles
+        self.q, self.k, self.v = (x.detach().to(spec.precision) for x in (inputs.q, inputs.k, inputs.v))
+        self.condition = visible(spec.mask, spec.rule, inputs.tensors)
+        self._space: dict[str, Tensor] = {}
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether 0 times anything is 0. Otherwise hidden NaN must be kept out of sums with care."""
+        return all_finite(self.q, self.k, self.v)
+
+    def strips(self) -> Iterator[Strip]:
+        return strips(self.spec, blocks(self.spec, self.inputs.tensors, self.inputs.start, self.tiles), self.tiles)
+
+    def keys_of(self, whole: Tensor, strip: Strip) -> Tensor:
+        """All keys or values of a strip's heads: (batch x key heads, n_k, width)."""
+        group = self.spec.group
+        g = slice(strip.h.start // group, (strip.h.stop - 1) // group + 1)
+        return whole[strip.b.start : strip.b.stop, g].flatten(0, 1)
+
+    def rows_of(self, whole: Tensor, strip: Strip) -> Tensor:
+        """A strip's part of a (batch, heads, n_q, ...) tensor as (batch x key heads, group x queries, ...)."""
+        key_heads = -(-len(strip.h) // self.spec.group)
+        return place(whole, strip).reshape(len(strip.b) * key_heads, -1, *whole.shape[3:])
+
+    def per_head(self, tile: Tensor, strip: Strip) -> Tensor:
+        """(batch x key heads, group x queries, keys) as (batch, heads, queries, keys), the same memory."""
+        return tile.view(len(strip.b), len(strip.h), len(strip.i), -1)
+
+    def queries_of(self, strip: Strip) -> Tensor:
+        """A strip's queries, scaled as the product wants them."""
+        q = self.rows_of(self.q, strip)
+        return q * self.spec.scale if self.spec.score == "dot" and self.spec.scale != 1.0 else q
+
+    def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """x @ y.mT in a space of that name that every tile uses again: fresh memory costs more than the softmax."""
+        shape = (x.shape[0], x.shape[1], y.shape[1])
+        size = shape[0] * shape[1] * shape[2]
+        if name not in self._space or len(self._space[name]) < size:
+            self._space[name] = x.new_empty(size)
+        return torch.bmm(x, y.mT, out=self._space[name][:size].view(shape))
+
+    def tile(self, strip: Strip, j: range, full: bool, q: Tensor, k: Tensor, track: bool = False) -> Tile:
+        """The scores of queries q and keys k. With `track`, what made them can be differentiated."""
+        spec, inputs = self.spec, self.inputs
+        positions = positions_of(spec, inputs, strip.b, strip.h, strip.i, j)
+        tracked: tuple[Tensor, ...] = ()
+        if spec.score == "dot":
+            raw = self.product("scores", q, k)
+        else:
+            raw, tracked = self._pairwise(strip, q, k, track)
+        scores, evaluation, seen = raw.detach(), None, None
+        if spec.rule is not None:
+            evaluation = Evaluation(inputs.tensors, positions, self.per_head(scores, strip), spec.precision)
+            changed = evaluation.number(spec.rule).expand(positions.shape)
+            own = not track and spec.rule.op in _MAKES_NEW
+            scores = (changed.contiguous() if own else _copy(changed)).view(raw.shape)
+        elif tracked:
+            scores = _copy(scores)
+        if not full:
+            looked = Evaluation(inputs.tensors, positions)
+            seen = looked.condition(self.condition).expand(positions.shape)
+            looked.check_range(seen)
+            self.per_head(scores, strip).masked_fill_(~seen, -torch.inf)
+        if evaluation is not None:
+            evaluation.check_range(seen)
+        return Tile(positions, raw, scores, evaluation, tracked)
+
+    def _pairwise(self, strip: Strip, q: Tensor, k: Tensor, track: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Additive and custom scores, and with `track` the tensors they can be differentiated in."""
+        spec, inputs = self.spec, self.inputs
+        group = len(strip.h) * len(strip.b) // q.shape[0]
+        with torch.set_grad_enabled(track):
+            q = self.per_head(q, strip).detach().requires_grad_(track)
+            k = k.detach().requires_grad_(track)
+            spread = k.reshape(len(strip.b), -1, *k.shape[1:]).repeat_interleave(group, dim=1)
+            if spec.score == "additive":
+                u = inputs.parameters[0].detach().requires_grad_(track)
+                scores = additive(q, spread, u if u.dim() == 1 else u[strip.h.start : strip.h.stop])
+                parameters: tuple[Tensor, ...] = (u,)
+            else:
+                assert inputs.function is not None
+                scores = inputs.function(q, spread)
+                parameters = inputs.parameters  # a custom function uses its own tensors
+            raw = scores.reshape(-1, group * len(strip.i), k.shape[1]).to(spec.precision)
+        # the function may hand out a tensor of its own
+        return (raw, (q, k, *parameters)) if track else (_copy(raw), ())
+
+    def drop(self, tile: Tile, strip: Strip, *weights: Tensor) -> None:
+        """Leave out, in place, what dropout leaves out."""
+        if self.spec.dropout:
+            gone = dropped(self.inputs.seed, self.spec.dropout, tile.positions)
+            for x in weights:
+                self.per_head(x, strip).masked_fill_(gone, 0.0).mul_(1.0 / (1.0 - self.spec.dropout))
+
+
+def place(whole: Tensor, strip: Strip) -> Tensor:
+    """The part of a (batch, heads, n_q, ...) tensor that belongs to a strip's queries, the same memory."""
+    return whole[strip.b.start : strip.b.stop, strip.h.start : strip.h.stop, strip.i.start : strip.i.stop]
+
+
+def accumulate(total: Tensor, weights: Tensor, x: Tensor, seen: Tensor | None) -> None:
+    """total += weights @ x. With `seen`, an x that is not finite counts only where it is seen."""
+    if seen is None:
+        total.baddbmm_(weights, x)
+        return
+    bad = ~torch.isfinite(x).all(-1)
+    total.baddbmm_(weights, x.masked_fill(bad.unsqueeze(-1), 0.0))
+    for n in bad.any(0).nonzero().flatten().tolist():
+        counts = (seen[:, :, n] & bad[:, n : n + 1]).unsqueeze(-1)
+        total.add_(torch.where(counts, weights[:, :, n, None] * x[:, n, None], 0.0))
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,1 @@
+"""Each file of `regard.spec`, tested by one file of the same name here."""
