@@ -84,8 +84,8 @@ def test_most_regions_that_a_random_condition_leaves_empty_or_full_are_recognise
     every = [judged(seed) for seed in WORLDS]
     empty = sum(v.found_empty for v in every) / sum(v.empty for v in every)
     full = sum(v.found_full for v in every) / sum(v.full for v in every)
-    # measured: EMPTY of the empty and FULL of the full ones
-    assert empty > 0.75 and full > 0.75, (empty, full)
+    # measured: .805 of the empty and .804 of the full ones, in regions that mostly do not lie on the grid
+    assert empty > 0.78 and full > 0.78, (empty, full)
 
 
 @pytest.mark.parametrize("seed", WORLDS)

@@ -43,8 +43,8 @@ def trace(function: Callable[..., Any], names: Sequence[str]) -> Traced:
     if not same or dice != _dice():
         raise TraceError(
             f"a rule must be the same formula each time it is called; {_name(function)}, defined at "
-            f"{_place(function)}, gave two different ones. Draw random numbers or read changing state outside, and capture the result "
-            "as a tensor."
+            f"{_place(function)}, gave two different ones. Draw random numbers or read changing state outside, and "
+            "capture the result as a tensor."
         )
     return first
 
@@ -436,7 +436,7 @@ _ALIASES = {
     "exp2": "special_exp2",
 }
 for _of, _others in _ALIASES.items():
-    OPERATIONS.update({other: OPERATIONS[_of] for other in _others.split()})
+    OPERATIONS.update(dict.fromkeys(_others.split(), OPERATIONS[_of]))
 
 _PYTHON_OPERATORS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"),
