@@ -24,7 +24,7 @@ QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_reposi
            tests/test_errors.py tests/test_cost.py tests/spec tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-long bench bench-quick mutants wheel format clean
+.PHONY: help setup first-look check test test-long bench bench-quick mutants wheel format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -43,6 +43,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP_INSTALL) -e '.[dev]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
 	@touch $@
 	@echo "setup: done, the log is $(LOG)"
+
+first-look: setup  ## the library at work in a terminal: under ten seconds
+	@$(PY) examples/first_look.py
 
 check: setup  ## format, lint, types, import order, quick tests: under a minute
 	@$(PY) -m ruff format --check --quiet . || { echo "check: run make format" >&2; exit 1; }

@@ -60,7 +60,9 @@ def repetition_head() -> tuple[Tensor, Tensor, Tensor]:
 def show_some_rows(attended: Attended) -> None:
     heading("Weights: any part of the matrix, exact, computed when it is asked for.")
     print(f"{attended.weights}; as a matrix it would take {4 * LENGTH**2:,} bytes")
-    print(f"a phrase of {PHRASE} tokens, said {LENGTH // PHRASE} times; the head looks for what followed its token before")
+    print(
+        f"a phrase of {PHRASE} tokens, said {LENGTH // PHRASE} times; the head looks for what followed its token before"
+    )
     print()
     for query in (1500, 3600, 5700):
         row = attended.weights[query]

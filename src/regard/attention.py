@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.eager import runs_eagerly
 from regard.engine.gradient import Engine, run
 from regard.engine.reference import Reference
 from regard.engine.relative import relative_output
@@ -23,6 +24,7 @@ def engines() -> tuple[str, ...]:
     return tuple(e.name for e in (*IN_ORDER, *BY_NAME))
 
 
+@runs_eagerly
 def attention(
     q: Any,
     k: Any,
@@ -59,6 +61,7 @@ def attention(
     return question.shaped(output)
 
 
+@runs_eagerly
 def attend(
     q: Any,
     k: Any,
@@ -87,6 +90,7 @@ def attend(
     return Attended(question.shaped(output), weights, plan, question.seed, shaped)
 
 
+@runs_eagerly
 def explain(
     q: Any,
     k: Any,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import BY_NAME, IN_ORDER, answer
+from regard.eager import runs_eagerly
 from regard.errors import SpecError
 from regard.plan.choose import choose
 from regard.spec.formula import Captured, Formula, FromLengths, FromQueries, written
@@ -23,6 +24,7 @@ from regard.spec.term import renumber, substitute, variable
 from regard.spec.weigh import as_weigh
 
 
+@runs_eagerly
 def attention_packed(
     q: Any,
     k: Any,

@@ -32,6 +32,7 @@ def paper(rows: int, columns: int, width: float, height: float) -> "tuple[Figure
     margins = 1.0, 1.3  # axis labels and a colour bar beside, labels and titles above and below
     size = columns * (width + margins[0]), rows * (height + margins[1])
     made = figure_of(figsize=size, layout="compressed")
+    made.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr,call-arg]  # the compressed one takes them
     return made, made.subplots(rows, columns, squeeze=False).tolist()
 
 

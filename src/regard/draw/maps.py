@@ -23,6 +23,7 @@ Labels = Sequence[str] | None
 LARGEST = 2048  # cells a side: beyond that a screen has no dots for them
 NUMBERED = 12  # cells a side: up to here each shows its number
 LETTERS = 14  # of a token
+LETTER, LINE_HEIGHT, NUMBER = 0.1, 0.16, 0.28  # inches that a letter, a line and a number in a cell take at most
 
 
 class _Map(NamedTuple):
@@ -31,6 +32,17 @@ class _Map(NamedTuple):
     title: str
     values: Array
     column: int
+
+
+class _Style(NamedTuple):
+    """What all panels have in common; `width` and `height` are those of a cell, in inches."""
+
+    cell: tuple[int, int]
+    queries: Labels
+    keys: Labels
+    has_numbers: bool
+    width: float
+    height: float
 
 
 def weights(
@@ -61,13 +73,16 @@ def weights(
     if scale not in ("linear", "log"):
         raise SpecError(f"scale must be 'linear' or 'log'; got {scale!r}.")
     maps, cell = _maps(weights, titles)
-    labels = _labels(tokens, maps[0].values.shape, cell)
-    rows, columns = _arranged(len(maps), isinstance(weights, Pooled))
     height, width = maps[0].values.shape
+    labels = _labels(tokens, (height, width), cell)
     has_numbers = max(height, width) <= NUMBERED and cell == (1, 1)
     side = 0.46 if has_numbers else 0.2 if any(labels) else 0.03
-    figure, panels = paper(rows, columns, *panel_size(height, width, side, columns))
-    _fill(figure, [axes for line in panels for axes in line], maps, cell, labels, scale, has_numbers)
+    rows, columns = _arranged(len(maps), isinstance(weights, Pooled))
+    size = panel_size(height, width, side, columns)
+    figure, panels = paper(rows, columns, *size)
+    has_numbers = has_numbers and size[0] / width > NUMBER
+    style = _Style(cell, *labels, has_numbers, size[0] / width, size[1] / height)
+    _fill(figure, [axes for line in panels for axes in line], maps, scale, style)
     if title is not None:
         heading(figure, title)
     return fitted(figure)
@@ -143,7 +158,7 @@ def _labels(tokens: Any, shape: tuple[int, ...], cell: tuple[int, int]) -> tuple
 def _readable(token: str) -> str:
     """A token on one short line, also if it is white space."""
     shown = token.replace("\n", "↵").replace("\t", "⇥")
-    shown = shown.replace(" ", "␣") if shown.strip() != shown or not shown else shown
+    shown = shown.replace(" ", "␣") if shown.strip() != shown else shown
     return shown if len(shown) <= LETTERS else shown[: LETTERS - 1] + "…"
 
 
@@ -154,15 +169,7 @@ def _arranged(count: int, is_pooled: bool) -> tuple[int, int]:
     return -(-count // columns), columns
 
 
-def _fill(
-    figure: "Figure",
-    panels: "list[Axes]",
-    maps: list[_Map],
-    cell: tuple[int, int],
-    labels: tuple[Labels, Labels],
-    scale: str,
-    has_numbers: bool,
-) -> None:
+def _fill(figure: "Figure", panels: "list[Axes]", maps: list[_Map], scale: str, style: _Style) -> None:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
 
@@ -172,9 +179,9 @@ def _fill(
         colours = ScalarMappable(norm, colormaps[SEQUENTIAL])
         for axes, m in shown:
             image = colours.to_rgba(np.nan_to_num(m.values, posinf=norm.vmax, neginf=norm.vmin))
-            show(axes, _with_blanks(image, m.values), cell)
-            _write(axes, m, cell, labels)
-            if has_numbers:
+            show(axes, _with_blanks(image, m.values), style.cell)
+            _write(axes, m, style)
+            if style.has_numbers:
                 _write_numbers(axes, m.values, image)
         bar = figure.colorbar(colours, ax=[axes for axes, _ in shown], shrink=0.8, pad=0.02)
         bar.ax.tick_params(labelsize=8)
@@ -202,35 +209,35 @@ def _with_blanks(image: Any, values: Array) -> Any:
     return image
 
 
-def _write(axes: "Axes", m: _Map, cell: tuple[int, int], labels: tuple[Labels, Labels]) -> None:
+def _write(axes: "Axes", m: _Map, style: _Style) -> None:
     """Titles, what the axes are, and the tokens."""
-    rows, columns = m.values.shape
     axes.set_title(m.title, fontsize=9, parse_math=False)
-    names = [
-        name if size == 1 else f"{name} ({size} a cell)" for name, size in zip(("query", "key"), cell, strict=True)
-    ]
-    axes.set_ylabel(names[0], fontsize=9)
-    axes.set_xlabel(names[1], fontsize=9)
-    if cell == (1, 1):
-        separate(axes, rows, columns)
-    queries, keys = labels
-    if queries is not None:
-        places = _places(len(queries))
-        axes.set_yticks(places, [queries[n] for n in places], fontsize=8, parse_math=False)
-    if keys is not None:
-        places = _places(len(keys))
-        turned = 0 if max(map(len, keys)) <= 2 else 90
-        axes.set_xticks(places, [keys[n] for n in places], fontsize=8, rotation=turned, parse_math=False)
+    axes.set_ylabel(_axis_name("query", style.cell[0]), fontsize=9)
+    axes.set_xlabel(_axis_name("key", style.cell[1]), fontsize=9)
+    if style.cell == (1, 1):
+        separate(axes, *m.values.shape)
+    if style.queries is not None:
+        places = _places(len(style.queries), style.height)
+        axes.set_yticks(places, [style.queries[n] for n in places], fontsize=8, parse_math=False)
+    if style.keys is not None:
+        places = _places(len(style.keys), style.width)
+        lies = max(map(len, style.keys)) * LETTER < style.width
+        texts = [style.keys[n] for n in places]
+        axes.set_xticks(places, texts, fontsize=8, rotation=0 if lies else 90, parse_math=False)
 
 
-def _places(count: int) -> list[int]:
-    """Which of the labels are written: all, or as many as the longest panel has room for."""
-    return list(range(0, count, -(-count // 60)))
+def _axis_name(name: str, size: int) -> str:
+    return name if size == 1 else f"{name} ({size} a cell)"
+
+
+def _places(count: int, room: float) -> list[int]:
+    """Which of the labels are written: all, or every so many where a line of letters is higher than a cell."""
+    return list(range(0, count, math.ceil(LINE_HEIGHT / room)))
 
 
 def _write_numbers(axes: "Axes", values: Array, image: Any) -> None:
     for (row, column), value in np.ndenumerate(values):
         if value != 0.0 and np.isfinite(value):
             lightness = float(image[row, column, :3] @ [0.299, 0.587, 0.114])
-            colour = "black" if lightness > 0.5 else "white"
+            colour = "black" if lightness > 0.4 else "white"
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=colour)

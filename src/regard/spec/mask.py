@@ -16,7 +16,6 @@ j <= p and p - 3 < j and j < p + 3
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -194,10 +193,12 @@ def broadcast_lookup(values: Tensor, name: str) -> tuple[Term, tuple[Tensor, ...
     return lookup(0, indices, kind), (values,), (name,), (fits,)  # type: ignore[arg-type]  # one of the kinds
 
 
-@cache
+_CAUSAL = _mask(lambda p, j: j <= p, "p", "j")
+
+
 def causal() -> Mask:
     """No looking ahead: j <= p."""
-    return _mask(lambda p, j: j <= p, "p", "j")
+    return _CAUSAL
 
 
 def window(before: int, after: int | None = None) -> Mask:

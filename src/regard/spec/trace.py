@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.eager import runs_eagerly
 from regard.errors import TraceError
 from regard.spec.term import COMPARISONS, ROUNDING, SMOOTH, Kind, Number, Term, apply, constant, lookup, truth, variable
 
@@ -32,6 +33,7 @@ class Traced(NamedTuple):
     names: tuple[str, ...]
 
 
+@runs_eagerly
 def trace(function: Callable[..., Any], names: Sequence[str]) -> Traced:
     """The formula a function computes, given the names of its arguments.
 

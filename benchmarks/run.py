@@ -1,0 +1,245 @@
+"""Side by side with what people use: interleaved repetitions, ratios of times, peak extra memory.
+
+    make bench          all cases, written to benchmarks/results/
+    make bench-quick    small sizes, nothing written
+
+A ratio is the peer's time over regard's: above 1 regard is faster. Peer and regard take turns, so that a busy machine
+slows both. Beside each round runs a burst of one fixed matrix product: how much it varies tells how loaded the
+machine was. Memory is measured in a process of its own, as the growth of its peak beyond inputs and output.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+import regard
+from regard import mask, score
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question asked of both. `peer` and `ours` name functions below; `shape` is (batch, heads, n, width)."""
+
+    name: str
+    shape: tuple[int, int, int, int]
+    peer: str
+    ours: str
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def sdpa_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def sdpa_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    seen = (mask.causal() & mask.window(256)).dense(q.shape[-2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def eager_softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    return (50.0 * torch.tanh(s / 50.0)).softmax(-1) @ v
+
+
+def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return regard.attention(q, k, v)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return regard.attention(q, k, v, mask=mask.causal())
+
+
+def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return regard.attention(q, k, v, mask=mask.causal() & mask.window(256))
+
+
+def softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return regard.attention(q, k, v, score=score.softcap(50.0))
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    f.__name__: f for f in (sdpa, sdpa_causal, sdpa_window, eager_softcap, full, causal, window, softcap)
+}
+
+CASES = [
+    *(Case(f"full, n {n}", (1, 1, n, 64), "sdpa", "full") for n in (4096, 8192, 16384)),
+    *(Case(f"causal, n {n}", (1, 1, n, 64), "sdpa_causal", "causal") for n in (4096, 8192, 16384)),
+    Case("full, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa", "full"),
+    Case("causal, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa_causal", "causal"),
+    Case("causal window 256, n 8192", (1, 1, 8192, 64), "sdpa_window", "window"),
+    Case("softcap 50, n 4096", (1, 1, 4096, 64), "eager_softcap", "softcap"),
+]
+QUICK = [
+    Case("full, n 2048", (1, 1, 2048, 64), "sdpa", "full"),
+    Case("causal, n 2048", (1, 1, 2048, 64), "sdpa_causal", "causal"),
+    Case("causal window 256, n 2048", (1, 1, 2048, 64), "sdpa_window", "window"),
+    Case("softcap 50, n 1024", (1, 1, 1024, 64), "eager_softcap", "softcap"),
+]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds: the best and the median of interleaved rounds."""
+
+    peer: float
+    ours: float
+    peer_median: float
+    ours_median: float
+
+    @property
+    def ratio(self) -> float:
+        return self.peer / self.ours
+
+    @property
+    def ratio_median(self) -> float:
+        return self.peer_median / self.ours_median
+
+
+@dataclass(frozen=True)
+class Row:
+    case: Case
+    threads: int
+    forward: Timing
+    backward: Timing
+    burst_spread: float
+    peer_memory: int
+    our_memory: int
+
+
+def take_turns(peer: Callable[[], object], ours: Callable[[], object], rounds: int) -> tuple[Timing, float]:
+    """Both in turn, and how much a fixed product varied beside them: its median over its best."""
+    a, b = torch.randn(512, 512), torch.randn(512, 512)
+    times: tuple[list[float], list[float], list[float]] = ([], [], [])
+    peer(), ours()
+    for _ in range(rounds):
+        for work, into in zip((lambda: a @ b, peer, ours), times, strict=True):
+            begin = time.perf_counter()
+            work()
+            into.append(time.perf_counter() - begin)
+    burst, theirs, own = times
+    timing = Timing(min(theirs), min(own), statistics.median(theirs), statistics.median(own))
+    return timing, statistics.median(burst) / min(burst)
+
+
+def measure(case: Case, threads: int, rounds: int) -> Row:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(case.shape, requires_grad=True) for _ in range(3))
+    gradient = torch.randn(case.shape)
+    peer, ours = FUNCTIONS[case.peer], FUNCTIONS[case.ours]
+    with torch.no_grad():
+        forward, spread = take_turns(lambda: peer(q, k, v), lambda: ours(q, k, v), rounds)
+    theirs, own = peer(q, k, v), ours(q, k, v)
+    backward, _ = take_turns(
+        lambda: torch.autograd.grad(theirs, (q, k, v), gradient, retain_graph=True),
+        lambda: torch.autograd.grad(own, (q, k, v), gradient, retain_graph=True),
+        rounds,
+    )
+    memory = [extra_memory(case, name) for name in (case.peer, case.ours)]
+    return Row(case, threads, forward, backward, spread, *memory)
+
+
+def extra_memory(case: Case, function: str) -> int:
+    """Bytes beyond inputs and outputs at the peak of one forward and backward, in a process of its own."""
+    command = [sys.executable, __file__, "--peak", function, *map(str, case.shape)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout)
+
+
+def peak(function: str, shape: list[int]) -> int:
+    torch.set_num_threads(1)
+    work = FUNCTIONS[function]
+
+    def run(n: int) -> None:
+        q, k, v = (torch.randn(shape[0], shape[1], n, shape[3], requires_grad=True) for _ in range(3))
+        work(q, k, v).sum().backward()
+
+    run(64)  # loads what is loaded lazily
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run(shape[2])
+    tensors = 8 * 4 * shape[0] * shape[1] * shape[2] * shape[3]  # q, k, v, their gradients, the output and its gradient
+    return max(0, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - tensors)
+
+
+def table(rows: list[Row]) -> Table:
+    result = Table(title="peer's time / regard's: best (median); memory beyond tensors, forward + backward")
+    for column in ("case", "peer", "threads", "forward", "backward", "peer memory", "our memory", "load"):
+        result.add_column(column, justify="left" if column in ("case", "peer") else "right")
+    for row in rows:
+        result.add_row(
+            *(row.case.name, row.case.peer, str(row.threads)),
+            *(f"{t.ratio:.2f} ({t.ratio_median:.2f})" for t in (row.forward, row.backward)),
+            *(f"{m / 2**20:.0f} MiB" for m in (row.peer_memory, row.our_memory)),
+            f"{row.burst_spread:.2f}",
+        )
+    return result
+
+
+def machine() -> dict[str, str | int]:
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [
+            line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        ]
+        model = names[0] if names else model
+    return {
+        "processor": model,
+        "cores": os.cpu_count() or 0,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
+    parser.add_argument("--threads", type=int, nargs="*", default=None, help="default: 1 and all cores")
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--peak", nargs=5, metavar=("FUNCTION", "B", "H", "N", "D"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        sys.stdout.write(str(peak(options.peak[0], [int(n) for n in options.peak[1:]])))
+        return
+    cases = QUICK if options.quick else CASES
+    threads = options.threads or ([1] if options.quick else sorted({1, os.cpu_count() or 1}))
+    rounds = options.rounds or (3 if options.quick else 7)
+    console = Console(width=140)
+    rows = []
+    with Progress(console=console) as progress:
+        task = progress.add_task("measuring", total=len(cases) * len(threads))
+        for count in threads:
+            for case in cases:
+                progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
+                rows.append(measure(case, count, rounds))
+                progress.advance(task)
+    console.print(table(rows))
+    if not options.quick:
+        RESULTS.mkdir(exist_ok=True)
+        data = {"machine": machine(), "rows": [asdict(row) for row in rows]}
+        (RESULTS / "attention.json").write_text(json.dumps(data, indent=1) + "\n")
+        console.print("written to benchmarks/results/attention.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Keeping torch.compile out: a compiled caller stops its graph at these functions and goes on after them."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def runs_eagerly(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, never compiled. torch's own decorator would load its compiler when regard is imported."""
+    shielded: list[Callable[P, R]] = []
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not shielded:
+            shielded.append(torch.compiler.disable(function))
+        return shielded[0](*args, **kwargs)
+
+    marked: Any = call
+    marked._torchdynamo_disable = True
+    return call
