@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.engine.dense import Block, all_finite, block, positions_of
+from regard.engine.dense import Block, block, positions_of
 from regard.errors import BudgetError, SpecError
 from regard.measure import Measure, Measured, WeightTile
 from regard.plan.blocks import blocks, strips
 from regard.plan.choose import Plan
 from regard.spec.evaluate import Index
+from regard.spec.finite import all_finite
 from regard.spec.spec import Inputs, Question
 
 

@@ -32,25 +32,18 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
 
 
-def evaluated(where: World, term: Term) -> np.ndarray | None:
-    try:
-        return where.values(term)
-    except (RuntimeError, TypeError):  # nothing to compare with; test_evaluate sees to it that this does not happen
-        return None
-
-
 def regions_of(where: World, number: int) -> Regions:
     return random_regions(where, number, 12) if number % 2 else tiles(where, 8 if number % 4 else 16)
 
 
 @cache
-def judged(seed: int, scalars: bool = False) -> Verdict:
-    where, verdict = world(seed, scalars=scalars), Verdict()
+def judged(seed: int, scalars: bool = False, narrow: bool = False) -> Verdict:
+    where, verdict = world(seed, scalars=scalars, narrow=narrow), Verdict()
     writer = Writer(where, seed)
     bounds = Bounds(where.tensors, where.lengths, where.start)
     for number in range(CONDITIONS_A_WORLD):
         term = writer.condition(4)
-        values = evaluated(where, term)
+        values = where.values_or_none(term)
         if values is None:
             continue
         regions = regions_of(where, number)
@@ -80,6 +73,12 @@ def test_no_bound_is_ever_wrong_with_tensors_of_no_dimension(seed: int) -> None:
     assert not verdict.wrong, verdict.wrong[0]
 
 
+@pytest.mark.parametrize("seed", [110, 111])
+def test_no_bound_is_ever_wrong_with_whole_numbers_of_few_bits(seed: int) -> None:
+    verdict = judged(seed, narrow=True)
+    assert not verdict.wrong, verdict.wrong[0]
+
+
 def test_most_regions_that_a_random_condition_leaves_empty_or_full_are_recognised() -> None:
     every = [judged(seed) for seed in WORLDS]
     empty = sum(v.found_empty for v in every) / sum(v.empty for v in every)
@@ -95,7 +94,7 @@ def test_no_bound_of_a_random_number_is_ever_wrong(seed: int) -> None:
     bounds = Bounds(where.tensors, where.lengths, where.start)
     for number in range(NUMBERS_A_WORLD):
         term = writer.whole(4) if number % 2 else writer.real(4)
-        values = evaluated(where, term) if term.args else None
+        values = where.values_or_none(term) if term.args else None
         if values is None or _is_beyond(where, term):
             continue
         regions = regions_of(where, number // 2)
@@ -201,6 +200,21 @@ def test_a_whole_number_that_overflows_decides_nothing() -> None:
     wraps = apply("mul", apply("add", apply("add", I, J), constant(2**31)), apply("add", apply("add", I, J), constant(2**32)))
     assert bound(apply("gt", wraps, constant(0))) == (0, 1)
     assert (2**31 + 14) * (2**32 + 14) >= 2**63
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_bounds_follow_whole_numbers_of_few_bits_as_they_are_computed(dtype: torch.dtype) -> None:
+    most = torch.iinfo(dtype).max
+    table = torch.tensor([0, 0, 1, 1, most, most, 2, 2], dtype=dtype)
+    for op in ("add", "sub", "mul"):
+        changed = apply(op, lookup(0, (I,), "int"), lookup(0, (J,), "int"))
+        for decided in (apply("lt", changed, constant(0)), apply("gt", changed, constant(most))):
+            values = World((1, 1, 8, 8), 0, (table,)).values(decided)
+            for i in range(0, 8, 2):
+                for j in range(0, 8, 2):
+                    part = values[0, 0, i : i + 2, j : j + 2]
+                    low, high = bound(decided, table, i=(i, i + 1), j=(j, j + 1))
+                    assert low <= part.min() and high >= part.max(), f"{text(decided)} at i={i}, j={j}"
 
 
 @pytest.mark.parametrize("infinite", [torch.inf, -torch.inf, torch.nan])

@@ -12,6 +12,9 @@ from regard.spec import regions
 from regard.spec.bounds import Bounds
 from regard.spec.regions import Cover, cover, density
 from regard.spec.term import FALSE, TRUE, apply, constant, variable
+from regard.spec.text import text
+
+from .worlds import Writer, world
 
 SIZES = [(1, 1), (1, 40), (40, 1), (37, 37), (24, 61), (61, 24), (64, 64), (5, 97)]
 TILES = [(1, 1), (8, 8), (7, 5), (16, 4), (128, 128)]
@@ -93,6 +96,22 @@ def test_a_cover_is_what_looking_at_every_pair_finds(name: str) -> None:
                     missed += int((some & ~some_true).sum() + (every_true & ~every).sum())
                     truly += int((~some_true).sum() + every_true.sum())
     assert missed <= DOUBTFUL.get(name, 0.0) * truly, f"{missed} of {truly} empty or full tiles stay in doubt"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cover_of_a_random_condition_loses_no_pair_and_adds_none(seed: int) -> None:
+    where = world(300 + seed)
+    writer = Writer(where, seed)
+    for _ in range(40):
+        term = writer.condition(3)
+        values = where.values_or_none(term)
+        if values is None:
+            continue
+        dense = torch.from_numpy(values.copy())
+        found = cover(term, where.tensors, where.lengths, where.start, (4, 8))
+        some, every = marked(found, *where.lengths[:2])
+        some_true, every_true = grid(dense, (4, 8))
+        assert (some >= some_true).all() and (every <= every_true).all(), text(term)
 
 
 def realistic(batch: int, n: int) -> dict[str, mask.Mask]:

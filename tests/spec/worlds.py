@@ -43,11 +43,18 @@ class World:
         found = Evaluation(self.tensors, self.positions()).condition(term)
         return found.expand(self.lengths).numpy()
 
+    def values_or_none(self, term: Term) -> np.ndarray | None:
+        """The same; None where torch refuses, of which `test_evaluate` has a test of its own."""
+        try:
+            return self.values(term)
+        except (RuntimeError, TypeError):
+            return None
 
-def world(seed: int, *, scalars: bool = False, finite: bool = False) -> World:
-    """Lengths of 24 to 40, one start for all or one a batch element, and tables of every dtype.
 
-    `scalars` adds tensors of no dimension; `finite` keeps NaN and inf out.
+def world(seed: int, *, scalars: bool = False, narrow: bool = False, finite: bool = False) -> World:
+    """Lengths of 24 to 40, one start for all or one a batch element, and tables of every kind.
+
+    `scalars` adds tensors of no dimension, `narrow` whole numbers of 8 and 32 bits; `finite` keeps NaN and inf out.
     """
     draw = random.Random(seed)
     batch, heads = draw.randint(1, 3), draw.randint(1, 3)
@@ -79,7 +86,7 @@ def world(seed: int, *, scalars: bool = False, finite: bool = False) -> World:
         whole(heads, low=1, high=6),
         whole(7, 5),
         whole(batch, heads, 8),
-        whole(n_k, low=0, high=4).to(torch.int32),
+        whole(n_k, low=0, high=4),
         torch.rand(n_q, n_k, generator=noise) < 0.4,
         torch.ones(n_q, n_k, dtype=torch.bool).tril(),
         torch.rand(batch, n_k, generator=noise) < 0.9,
@@ -94,6 +101,9 @@ def world(seed: int, *, scalars: bool = False, finite: bool = False) -> World:
     ]
     if scalars:
         tensors += [torch.tensor(5), torch.tensor(0.3), torch.tensor(1.7, dtype=torch.float64), torch.tensor(True)]
+    if narrow:
+        tensors += [whole(n_k, low=0, high=9).to(torch.uint8), whole(n_q, low=-90, high=90).to(torch.int8)]
+        tensors += [whole(n_q, low=-70_000, high=70_000).to(torch.int32)]
     return World((batch, heads, n_q, n_k), draw.choice(starts), tuple(tensors))
 
 

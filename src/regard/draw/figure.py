@@ -21,29 +21,30 @@ SEQUENTIAL = "viridis"
 LINE = "#ffffff"
 
 
+def check() -> None:
+    """Refuse before any work where matplotlib is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401  # only whether it is there
+    except ImportError as error:
+        raise RegardError(
+            f"regard.draw must have matplotlib; got: {error}. Install it with pip install 'regard[draw]'."
+        ) from None
+
+
 def paper(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[list[Axes]]]":
     """An empty figure of rows x columns panels, each about width x height inches. No window, nothing global."""
+    from matplotlib.figure import Figure
+
     if rows * columns > MOST_PANELS:
         raise SpecError(
             f"a picture must have at most {MOST_PANELS} panels; got {rows} x {columns}. "
             "Draw fewer batch elements or heads at a time."
         )
-    figure_of = _figure_class()
     margins = 1.0, 1.3  # axis labels and a colour bar beside, labels and titles above and below
     size = columns * (width + margins[0]), rows * (height + margins[1])
-    made = figure_of(figsize=size, layout="compressed")
-    made.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr,call-arg]  # the compressed one takes them
-    return made, made.subplots(rows, columns, squeeze=False).tolist()
-
-
-def _figure_class() -> "type[Figure]":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RegardError(
-            f"regard.draw must have matplotlib; got: {error}. Install it with pip install 'regard[draw]'."
-        ) from None
-    return Figure
+    figure = Figure(figsize=size, layout="compressed")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr,call-arg]  # this layout takes them
+    return figure, figure.subplots(rows, columns, squeeze=False).tolist()
 
 
 def panel_size(rows: int, columns: int, cell: float, beside: int = 1) -> tuple[float, float]:
@@ -80,10 +81,9 @@ def separate(axes: "Axes", rows: int, columns: int) -> None:
     """Thin lines between cells that are single positions, where there is room for lines."""
     if max(rows, columns) > 40:
         return
-    for line in range(1, columns):
-        axes.axvline(line - 0.5, color=LINE, linewidth=0.6)
-    for line in range(1, rows):
-        axes.axhline(line - 0.5, color=LINE, linewidth=0.6)
+    style = dict(color=LINE, linewidth=0.6, in_layout=False)
+    axes.vlines([line - 0.5 for line in range(1, columns)], -0.5, rows - 0.5, **style)  # type: ignore[arg-type]  # as above
+    axes.hlines([line - 0.5 for line in range(1, rows)], -0.5, columns - 0.5, **style)  # type: ignore[arg-type]  # as above
 
 
 def heading(figure: "Figure", title: str) -> None:
@@ -94,7 +94,7 @@ def heading(figure: "Figure", title: str) -> None:
         if lines[-1] and len(lines[-1]) + 1 + len(part) > letters:
             lines.append("")
         lines[-1] = f"{lines[-1]} {part}".strip()
-    lines = [textwrap.shorten(line, letters, placeholder=" …") for line in lines]
+    lines = [short for line in lines for short in textwrap.wrap(line, letters)]
     shown = lines if len(lines) <= 3 else [*lines[:2], "…"]
     figure.suptitle("\n".join(shown), fontsize=10, parse_math=False)
 

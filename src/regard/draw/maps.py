@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.draw.figure import HIDDEN, SEQUENTIAL, UNDEFINED, fitted, heading, panel_size, paper, separate, show
+from regard.draw.figure import HIDDEN, SEQUENTIAL, UNDEFINED, check, fitted, heading, panel_size, paper, separate, show
 from regard.errors import SpecError
 from regard.measure import Pooled
+from regard.weights import Weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,8 +71,9 @@ def weights(
     >>> [t.get_text() for t in figure.axes[0].get_xticklabels()]
     ['a', 'b', 'c']
     """
+    check()
     if scale not in ("linear", "log"):
-        raise SpecError(f"scale must be 'linear' or 'log'; got {scale!r}.")
+        raise SpecError(f"scale must be 'linear' or 'log'; got {scale!r}. Take log where few weights are large.")
     maps, cell = _maps(weights, titles)
     height, width = maps[0].values.shape
     labels = _labels(tokens, (height, width), cell)
@@ -112,7 +114,8 @@ def _array(weights: Any) -> Array:
     if isinstance(weights, torch.Tensor):
         weights = weights.detach().to("cpu", torch.float64).numpy()
     try:
-        values = np.asarray(weights, dtype=np.float64)
+        # lazy weights would be computed row by row, all of them
+        values = np.zeros(()) if isinstance(weights, Weights) else np.asarray(weights, dtype=np.float64)
     except (TypeError, ValueError):
         values = np.zeros(())
     if values.ndim < 2 or 0 in values.shape:
@@ -129,7 +132,7 @@ def _titles(titles: Sequence[str] | None, leading: tuple[int, ...]) -> list[str]
     if titles is None:
         return [str(list(index)) if count > 1 else "" for index in np.ndindex(leading)]
     if len(titles) != count:
-        raise SpecError(f"titles must name each of {count} maps; got {len(titles)}.")
+        raise SpecError(f"titles must name each of {count} maps; got {len(titles)}. Give one for each, or none.")
     return list(titles)
 
 
@@ -240,4 +243,5 @@ def _write_numbers(axes: "Axes", values: Array, image: Any) -> None:
         if value != 0.0 and np.isfinite(value):
             lightness = float(image[row, column, :3] @ [0.299, 0.587, 0.114])
             colour = "black" if lightness > 0.4 else "white"
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
+            text = axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
+            text.set_in_layout(False)  # it lies inside its cell, and measuring it would take most of the time

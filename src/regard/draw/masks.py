@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.draw.figure import HIDDEN, PARTIAL, SEEN, fitted, heading, panel_size, paper, separate, show
+from regard.draw.figure import HIDDEN, PARTIAL, SEEN, check, fitted, heading, panel_size, paper, separate, show
 from regard.errors import SpecError
 from regard.spec.mask import Mask, as_mask
 from regard.spec.regions import Cover
@@ -13,8 +13,7 @@ from regard.spec.regions import Cover
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-POSITIONS = 64  # a side: as many are drawn one by one
-REGIONS = 128  # a side: as many cells a picture of regions has at most
+CELLS = 128  # a side, at most: as many positions are drawn one by one
 
 _COLOURS = np.array([[int(c[n : n + 2], 16) for n in (1, 3, 5)] for c in (HIDDEN, PARTIAL, SEEN)], np.uint8)
 
@@ -31,7 +30,7 @@ def mask(
 ) -> "Figure":
     """A picture of who may look at whom, queries from top to bottom, keys from left to right.
 
-    Up to 64 x 64 positions are drawn one by one. Beyond that a cell is a square region of positions: dark where all
+    Up to 128 x 128 positions are drawn one by one. Beyond that a cell is a square region of positions: dark where all
     are seen, lighter where some are, empty where none is. Regions are found from the mask's formula without visiting
     the positions, so a million of them cost little more than a thousand; one the formula's bounds leave a doubt about
     counts as partial. A mask that tells batch elements or heads apart gets a panel for each of them.
@@ -43,6 +42,7 @@ def mask(
     >>> figure.get_suptitle()
     'j <= p and p - 256 < j and j < p + 256'
     """
+    check()
     n_k = n_q if n_k is None else n_k
     if min(n_q, n_k) < 1:
         raise SpecError(f"a mask must have at least 1 query and 1 key to be drawn; got n_q={n_q}, n_k={n_k}.")
@@ -59,9 +59,7 @@ def mask(
 
 def _region_size(length: int) -> int:
     """A power of two, since bounds over aligned regions are exact."""
-    if length <= POSITIONS:
-        return 1
-    return 1 << (-(-length // REGIONS) - 1).bit_length()
+    return 1 << (-(-length // CELLS) - 1).bit_length()
 
 
 def _levels(tiles: Cover) -> NDArray[np.int64]:
@@ -74,7 +72,7 @@ def _levels(tiles: Cover) -> NDArray[np.int64]:
 def _drawn(mask: Mask, levels: NDArray[np.int64], size: int, lengths: tuple[int, int], title: str | None) -> "Figure":
     batch, heads, rows, columns = levels.shape
     down, beside = (batch, heads) if min(batch, heads) > 1 else (-(-batch * heads // 4), min(4, batch * heads))
-    side = 0.16 if size == 1 else 0.032
+    side = 0.16 if max(rows, columns) <= 32 else 0.04
     figure, panels = paper(down, beside, *panel_size(rows, columns, side, beside))
     every = [axes for line in panels for axes in line]
     for axes, (b, h) in zip(every, np.ndindex(batch, heads), strict=False):

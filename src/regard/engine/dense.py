@@ -10,14 +10,10 @@ from torch import Tensor
 
 from regard.engine.dropout import dropped
 from regard.spec.evaluate import Evaluation, Index, Positions
+from regard.spec.finite import all_finite, wild_rows
 from regard.spec.hiding import visible
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import TRUE
-
-
-def all_finite(*tensors: Tensor) -> bool:
-    """Whether no tensor holds NaN or inf. May say no of finite numbers whose sum overflows: that only costs care."""
-    return all(bool(torch.isfinite(t.sum())) for t in tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,38 +53,68 @@ def dense(spec: Spec, inputs: Inputs, rows: range, precision: torch.dtype) -> tu
     positions = positions_of(spec, inputs, range(spec.batch), range(spec.heads), rows, range(spec.n_k))
     finite = all_finite(q, k, v)
     found = block(spec, inputs, positions, q, k, finite)
+    seen = None if finite else found.scores != -torch.inf
     weights, statistic = spec.normaliser.dense(found.scores)
+    if seen is not None:
+        weights = torch.where(seen, weights, 0.0)  # a row that is NaN has no zeros of its own
     if spec.dropout:
         gone = dropped(inputs.seed, spec.dropout, positions)
         weights = torch.where(gone, 0.0, weights / (1.0 - spec.dropout))
-    if finite:
-        return weights @ v, statistic
-    seen = (found.scores != -torch.inf).unsqueeze(-1)
-    pairs = torch.where(seen, weights.unsqueeze(-1), 0.0) * torch.where(seen, v.unsqueeze(-3), 0.0)
-    return pairs.sum(-2), statistic
+    return _weighted(weights, v, seen), statistic
+
+
+def _weighted(weights: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+    """weights @ v; with `seen`, values that are not finite count only where they are seen."""
+    if seen is None:
+        return weights @ v
+    tame = weights @ torch.where(wild_rows(v), 0.0, v)
+    wild = _indices(v)
+    counts = seen[..., wild].unsqueeze(-1)
+    pairs = torch.where(counts, weights[..., wild].unsqueeze(-1), 0.0) * torch.where(counts, v[..., None, wild, :], 0.0)
+    # rows of other batch elements that are finite are in the product already
+    return tame + torch.where(wild_rows(v)[..., None, wild, :], pairs, 0.0).sum(-2)
+
+
+def _indices(x: Tensor) -> Tensor:
+    """Which rows are not finite in some batch element or head."""
+    return wild_rows(x).squeeze(-1).flatten(0, -2).any(0).nonzero().flatten()
 
 
 def _product(spec: Spec, inputs: Inputs, q: Tensor, k: Tensor, only: Tensor | None) -> Tensor:
     """Scores before any rule; with `only`, pairs outside it are not read."""
-    if spec.score == "custom":
-        assert inputs.function is not None
+    if spec.score != "dot":
+        return pairwise(spec, inputs, q, k, inputs.parameters, only)
+    if only is None:
+        return (q * spec.scale) @ k.mT
+    scores = (torch.where(wild_rows(q), 0.0, q) * spec.scale) @ torch.where(wild_rows(k), 0.0, k).mT
+    rows, columns = _indices(q), _indices(k)
+    scores = scores.index_copy(-1, columns, _pairs(q, k[..., columns, :], only[..., columns]) * spec.scale)
+    return scores.index_copy(-2, rows, _pairs(q[..., rows, :], k, only[..., rows, :]) * spec.scale)
+
+
+def _pairs(q: Tensor, k: Tensor, only: Tensor) -> Tensor:
+    seen = only.unsqueeze(-1)
+    return (torch.where(seen, q.unsqueeze(-2), 0.0) * torch.where(seen, k.unsqueeze(-3), 0.0)).sum(-1)
+
+
+def pairwise(
+    spec: Spec, inputs: Inputs, q: Tensor, k: Tensor, parameters: tuple[Tensor, ...], only: Tensor | None
+) -> Tensor:
+    """Scores that are no product: additive, u·tanh(q + k) with u (hidden,) or (heads, hidden), and custom ones."""
+    if spec.score == "additive":
+        u = parameters[0].to(q.dtype)
+        inside = q.unsqueeze(-2) + k.unsqueeze(-3)
+        if only is not None:
+            inside = torch.where(only.unsqueeze(-1), inside, 0.0)
+        return (torch.tanh(inside) * (u if u.dim() == 1 else u.unsqueeze(1).unsqueeze(1))).sum(-1)
+    assert inputs.function is not None
+    if only is None:
         return inputs.function(q, k)
-    if spec.score == "dot":
-        if only is None:
-            return (q * spec.scale) @ k.mT
-        seen = only.unsqueeze(-1)
-        pairs = torch.where(seen, q.unsqueeze(-2), 0.0) * torch.where(seen, k.unsqueeze(-3), 0.0)
-        return pairs.sum(-1) * spec.scale
-    return additive(q, k, inputs.parameters[0], only)
-
-
-def additive(q: Tensor, k: Tensor, u: Tensor, only: Tensor | None = None) -> Tensor:
-    """u·tanh(q + k) of every query and key; u is (hidden,) or (heads, hidden)."""
-    inside = q.unsqueeze(-2) + k.unsqueeze(-3)
-    if only is not None:
-        inside = torch.where(only.unsqueeze(-1), inside, 0.0)
-    u = u.to(q.dtype)
-    return (torch.tanh(inside) * (u if u.dim() == 1 else u.unsqueeze(1).unsqueeze(1))).sum(-1)
+    wild_q, wild_k = wild_rows(q), wild_rows(k)
+    tame = inputs.function(torch.where(wild_q, 0.0, q), torch.where(wild_k, 0.0, k))
+    with torch.no_grad():
+        raw = inputs.function(q, k)
+    return torch.where(wild_q | wild_k.mT, raw.detach(), tame)
 
 
 def _either(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.engine.dense import all_finite, block, positions_of
+from regard.engine.dense import block, positions_of
 from regard.engine.dropout import dropped
 from regard.engine.gradient import row_blocks
+from regard.spec.finite import all_finite
 from regard.spec.score import RelativeValues
 from regard.spec.spec import Inputs, Spec
 

@@ -10,12 +10,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from regard.engine.dense import all_finite
 from regard.engine.gradient import Saved
 from regard.engine.walk import Tile, Walk, accumulate, place
 from regard.plan.blocks import Strip, Tiles
 from regard.spec.derivative import ONE, derivatives
 from regard.spec.evaluate import Evaluation
+from regard.spec.finite import all_finite
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import Term, slot_of, variable
 
@@ -113,6 +113,8 @@ class _Gradients:
             tile = walk.tile(strip, j, full, q, k[:, here], track=True)
             seen = None if self.finite else tile.scores != -torch.inf
             weights = spec.normaliser.rebuilt(tile.scores, statistic)
+            if seen is not None:
+                weights.masked_fill_(~seen, 0.0)  # a row that is NaN has no zeros of its own
             d_weights = walk.product("d_weights", d_output, v[:, here])
             kept = weights.clone() if spec.dropout else weights
             walk.drop(tile, strip, kept, d_weights)

@@ -10,10 +10,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.engine.dense import additive, all_finite, positions_of
+from regard.engine.dense import pairwise, positions_of
 from regard.engine.dropout import dropped
 from regard.plan.blocks import Strip, Tiles, blocks, strips
 from regard.spec.evaluate import Evaluation, Positions
+from regard.spec.finite import all_finite, wild_rows
 from regard.spec.hiding import visible
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import ARITHMETIC, SMOOTH
@@ -82,11 +83,16 @@ class Walk:
         spec, inputs = self.spec, self.inputs
         positions = positions_of(spec, inputs, strip.b, strip.h, strip.i, j)
         tracked: tuple[Tensor, ...] = ()
+        seen = None
+        if not full:
+            looked = Evaluation(inputs.tensors, positions)
+            seen = looked.condition(self.condition).expand(positions.shape)
+            looked.check_range(seen)
         if spec.score == "dot":
             raw = self.product("scores", q, k)
         else:
-            raw, tracked = self._pairwise(strip, q, k, track)
-        scores, evaluation, seen = raw.detach(), None, None
+            raw, tracked = self._pairwise(strip, q, k, None if self.finite else seen, track)
+        scores, evaluation = raw.detach(), None
         if spec.rule is not None:
             evaluation = Evaluation(inputs.tensors, positions, self.per_head(scores, strip), spec.precision)
             changed = evaluation.number(spec.rule).expand(positions.shape)
@@ -94,16 +100,15 @@ class Walk:
             scores = (changed.contiguous() if own else _copy(changed)).view(raw.shape)
         elif tracked:
             scores = _copy(scores)
-        if not full:
-            looked = Evaluation(inputs.tensors, positions)
-            seen = looked.condition(self.condition).expand(positions.shape)
-            looked.check_range(seen)
+        if seen is not None:
             self.per_head(scores, strip).masked_fill_(~seen, -torch.inf)
         if evaluation is not None:
             evaluation.check_range(seen)
         return Tile(positions, raw, scores, evaluation, tracked)
 
-    def _pairwise(self, strip: Strip, q: Tensor, k: Tensor, track: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _pairwise(
+        self, strip: Strip, q: Tensor, k: Tensor, only: Tensor | None, track: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Additive and custom scores, and with `track` the tensors they can be differentiated in."""
         spec, inputs = self.spec, self.inputs
         group = len(strip.h) * len(strip.b) // q.shape[0]
@@ -111,14 +116,11 @@ class Walk:
             q = self.per_head(q, strip).detach().requires_grad_(track)
             k = k.detach().requires_grad_(track)
             spread = k.reshape(len(strip.b), -1, *k.shape[1:]).repeat_interleave(group, dim=1)
+            parameters = inputs.parameters  # a custom function uses its own tensors
             if spec.score == "additive":
-                u = inputs.parameters[0].detach().requires_grad_(track)
-                scores = additive(q, spread, u if u.dim() == 1 else u[strip.h.start : strip.h.stop])
-                parameters: tuple[Tensor, ...] = (u,)
-            else:
-                assert inputs.function is not None
-                scores = inputs.function(q, spread)
-                parameters = inputs.parameters  # a custom function uses its own tensors
+                parameters = (parameters[0].detach().requires_grad_(track),)
+            here = tuple(u[strip.h.start : strip.h.stop] if u.dim() == 2 else u for u in parameters)
+            scores = pairwise(spec, inputs, q, spread, here, only)
             raw = scores.reshape(-1, group * len(strip.i), k.shape[1]).to(spec.precision)
         # the function may hand out a tensor of its own
         return (raw, (q, k, *parameters)) if track else (_copy(raw), ())
@@ -141,10 +143,10 @@ def accumulate(total: Tensor, weights: Tensor, x: Tensor, seen: Tensor | None) -
     if seen is None:
         total.baddbmm_(weights, x)
         return
-    bad = ~torch.isfinite(x).all(-1)
-    total.baddbmm_(weights, x.masked_fill(bad.unsqueeze(-1), 0.0))
-    for n in bad.any(0).nonzero().flatten().tolist():
-        counts = (seen[:, :, n] & bad[:, n : n + 1]).unsqueeze(-1)
+    wild = wild_rows(x)
+    total.baddbmm_(weights, x.masked_fill(wild, 0.0))
+    for n in wild.any(0).flatten().nonzero().flatten().tolist():
+        counts = (seen[:, :, n] & wild[:, n]).unsqueeze(-1)
         total.add_(torch.where(counts, weights[:, :, n, None] * x[:, n, None], 0.0))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.spec.finite import shielded
 from regard.spec.formula import Formula, FromLengths, FromQueries, gather, written
 from regard.spec.mask import broadcast_lookup
 from regard.spec.precision import fine, fine_as
@@ -133,7 +134,8 @@ def shaw_keys(table: Tensor, scale: float | None = None) -> Rule:
         if table.shape[-1] != q.shape[-1]:
             raise SpecError(f"shaw_keys needs a table as wide as q; got table={table.shape[-1]}, q={q.shape[-1]}.")
         factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-        return fine(q) @ fine_as(table, q).mT * factor
+        (along,) = shielded(lambda x: (fine(x) @ fine_as(table, x).mT * factor,), q)
+        return along
 
     along = torch.zeros(1, 1, 1, 1)
     return written_rule(

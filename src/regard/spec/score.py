@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from regard.errors import SpecError
+from regard.spec.finite import shielded
 from regard.spec.formula import Formula
 from regard.spec.precision import fine, fine_as
 from regard.spec.rotary import rotary
@@ -59,6 +60,11 @@ class Score:
     rule: Formula | None = None
     kind: ClassVar[str] = "dot"
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether preparation hands out q and k as they are."""
+        return type(self) in (Score, Custom) or (type(self) is ScaledDot and not isinstance(self.scale, Tensor))
+
     def then(self, rule: Any) -> "Score":
         """This score, changed by a rule: a `Rule`, a function (s, b, h, i, j), or a tensor to add."""
         rule = as_rule(rule)
@@ -73,6 +79,19 @@ class Score:
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         return Prepared(q, k)
+
+    def prepared(self, q: Tensor, k: Tensor) -> Prepared:
+        """`prepare`, so that a NaN in a hidden key or a blind query reaches no parameter's gradient."""
+        if self.keeps_rows:
+            return self.prepare(q, k)
+        rest: list[Prepared] = []
+
+        def both(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            rest.append(self.prepare(q, k))
+            return rest[-1].q, rest[-1].k
+
+        shielded_q, shielded_k = shielded(both, q, k)
+        return rest[0]._replace(q=shielded_q, k=shielded_k)
 
     def prepared_width(self, width: int) -> int:
         """How wide the product is that the engine computes."""
@@ -147,8 +166,8 @@ class Metric(Score):
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         q, k = fine(q), fine(k)
-        # distances do not change when both move; near the keys the squares are small and float32 does not cancel
-        centre = _centre(k)
+        # distances do not change when both move; near the queries the squares are small and float32 does not cancel
+        centre = _centre(q, k.shape[1])
         k = k - centre
         q = q - _repeat_heads(centre, q.shape[1])
         if self.m is None:
@@ -330,10 +349,15 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] in (1, heads) else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def _centre(k: Tensor) -> Tensor:
-    """A point near the keys. The median, since one key that is hidden and wild must not move it."""
+def _centre(q: Tensor, key_heads: int) -> Tensor:
+    """A point amid the queries of each group, (batch, key heads, 1, width).
+
+    Of the queries, since a key may be hidden and must then change nothing. The median, since one wild query must not
+    move it for the others.
+    """
     with torch.no_grad():
-        if k.shape[-2] == 0:
-            return torch.zeros_like(k[..., :0, :].sum(-2, keepdim=True))
-        finite = torch.where(torch.isfinite(k), k, torch.nan)
+        together = q.reshape(q.shape[0], key_heads, -1, q.shape[-1])
+        if together.shape[-2] == 0:
+            return torch.zeros_like(together.sum(-2, keepdim=True))
+        finite = torch.where(torch.isfinite(together), together, torch.nan)
         return torch.nan_to_num(finite.nanmedian(dim=-2, keepdim=True).values)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.spec.finite import shielded
 from regard.spec.formula import Formula, FromQueries, Start, gather
 from regard.spec.mask import Mask, as_mask
 from regard.spec.normaliser import Normaliser
@@ -111,7 +112,7 @@ class Question:
 
     def inputs(self) -> Inputs:
         """Preparation, in plain differentiable torch: what the engine's product is taken of."""
-        prepared = self.score.prepare(self.q, self.k)
+        prepared = self.score.prepared(self.q, self.k)
         tensors = self.formula.resolved(self.spec.lengths, self.start, self.q)
         return Inputs(
             q=prepared.q,
@@ -324,7 +325,7 @@ def _transformed(value: Callable[[Tensor], Tensor], v: Tensor, v4: Tensor) -> Te
         raise SpecError(f"value must be a function of the values; got {type(value).__name__}.")
     if v.device.type == "meta":
         return v4  # planning from shapes: the function is not called
-    moved = value(v)
+    (moved,) = shielded(lambda x: (value(x),), v)
     if not isinstance(moved, Tensor) or moved.shape[:-1] != v.shape[:-1]:
         got = tuple(moved.shape) if isinstance(moved, Tensor) else type(moved).__name__
         raise SpecError(f"value must keep all dimensions of v but the last, {tuple(v.shape[:-1])}; got {got}.")

@@ -1,0 +1,825 @@
+"""Under torch's transformations: torch.func, checkpointing, autocast, torch.compile, copying, threads."""
+
+import copy
+import math
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils.checkpoint import checkpoint
+
+import regard
+from regard import mask, measure, score, weigh
+
+# torch itself calls torch.jit.script to make some forward derivatives
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+every_engine = pytest.mark.parametrize("engine", regard.engines())
+EXACT = dict(rtol=1e-10, atol=1e-11)  # float64, sums of some ten terms, up to two derivatives
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def inputs(*lead: int, n: int = 4, width: int = 3, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    return tuple(normal(*lead, n, width, seed=s, dtype=dtype) for s in (1, 2, 3))
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+    """Causal attention written out, for queries that stand at the end of the keys."""
+    n_q, n_k = q.shape[-2], k.shape[-2]
+    sees = torch.ones(n_q, n_k, dtype=torch.bool).tril(n_k - n_q)
+    scores = q @ k.mT / math.sqrt(q.shape[-1]) + bias
+    return torch.softmax(scores.masked_fill(~sees, -math.inf), dim=-1) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, engine: str = "tiled", **options: Any) -> Tensor:
+    return regard.attention(q, k, v, mask=mask.causal(), engine=engine, **options)
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, table: Tensor, engine: str = "tiled") -> Tensor:
+    """A table of j - i, looked up by a rule."""
+    n = q.shape[-2]
+    return causal(q, k, v, engine, score=lambda s, b, h, i, j: s + table[j - i + n - 1])
+
+
+def dense_biased(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    n = q.shape[-2]
+    return dense(q, k, v, table[torch.arange(n) - torch.arange(n).unsqueeze(-1) + n - 1])
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+# torch.func: derivatives.
+
+
+@every_engine
+def test_grad_is_the_gradient(engine):
+    q, k, v = inputs()
+
+    found = grad(lambda *x: causal(*x, engine=engine).sin().sum(), argnums=(0, 1, 2))(q, k, v)
+
+    close(found, grad(lambda *x: dense(*x).sin().sum(), argnums=(0, 1, 2))(q, k, v))
+
+
+@every_engine
+def test_grad_reaches_a_tensor_that_a_rule_captures(engine):
+    q, k, v = inputs()
+    table = normal(7, seed=4)
+
+    found = grad(lambda t: biased(q, k, v, t, engine).sin().sum())(table)
+
+    close(found, grad(lambda t: dense_biased(q, k, v, t).sin().sum())(table))
+
+
+PARAMETERS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], dict[str, Any]], Callable[..., Tensor]]] = {
+    "a scale": (
+        (),
+        lambda c: dict(score=score.scaled_dot(c)),
+        lambda q, k, v, c: torch.softmax(q @ k.mT * c, -1) @ v,
+    ),
+    "a matrix": (
+        (3, 3),
+        lambda w: dict(score=score.multiplicative(w)),
+        lambda q, k, v, w: torch.softmax(q @ w @ k.mT, -1) @ v,
+    ),
+    "a width": (
+        (),
+        lambda s: dict(score=score.metric(s)),
+        lambda q, k, v, s: torch.softmax(-(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1) / (2 * s**2), -1) @ v,
+    ),
+    "additive weights": (
+        (3,),
+        lambda u: dict(score=score.additive(torch.eye(3).double(), torch.eye(3).double(), u)),
+        lambda q, k, v, u: torch.softmax(torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ u, -1) @ v,
+    ),
+    "what a custom function closes over": (
+        (3,),
+        lambda w: dict(score=score.custom(lambda q, k: (q * w) @ k.mT)),
+        lambda q, k, v, w: torch.softmax((q * w) @ k.mT, -1) @ v,
+    ),
+    "a bias": (
+        (4, 4),
+        lambda t: dict(score=score.bias(t)),
+        lambda q, k, v, t: torch.softmax(q @ k.mT / math.sqrt(3) + t, -1) @ v,
+    ),
+    "a sink": (
+        (),
+        lambda b: dict(weigh=weigh.sink(b)),
+        lambda q, k, v, b: (
+            (torch.exp(q @ k.mT / math.sqrt(3)) @ v)
+            / (torch.exp(b) + torch.exp(q @ k.mT / math.sqrt(3)).sum(-1, keepdim=True))
+        ),
+    ),
+    "the bias of a sigmoid": (
+        (),
+        lambda b: dict(weigh=weigh.sigmoid(b)),
+        lambda q, k, v, b: torch.sigmoid(q @ k.mT / math.sqrt(3) + b) @ v,
+    ),
+    "a table of a function of values": (
+        (3, 2),
+        lambda w: dict(value=lambda v: v @ w),
+        lambda q, k, v, w: torch.softmax(q @ k.mT / math.sqrt(3), -1) @ (v @ w),
+    ),
+}
+every_parameter = pytest.mark.parametrize("name", PARAMETERS)
+
+
+def parameter(name: str, seed: int = 5, *lead: int) -> Tensor:
+    return normal(*lead, *PARAMETERS[name][0], seed=seed).abs() + 0.5
+
+
+def with_parameter(name: str, engine: str = "tiled") -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """The answer as a function of one parameter: ours, and written out."""
+    q, k, v = inputs()
+    _, options, written = PARAMETERS[name]
+    return lambda w: regard.attention(q, k, v, engine=engine, **options(w)), lambda w: written(q, k, v, w)
+
+
+@every_engine
+@every_parameter
+def test_grad_reaches_every_kind_of_parameter(engine, name):
+    ours, written = with_parameter(name, engine)
+
+    close(grad(lambda w: ours(w).sin().sum())(parameter(name)), grad(lambda w: written(w).sin().sum())(parameter(name)))
+
+
+@every_parameter
+def test_jacobians_backward_and_forward_are_right_for_every_kind_of_parameter(name):
+    ours, written = with_parameter(name)
+    expected = jacrev(written)(parameter(name))
+
+    close(jacrev(ours)(parameter(name)), expected)
+    close(jacfwd(ours)(parameter(name)), expected)
+
+
+@every_parameter
+def test_a_hessian_is_right_for_every_kind_of_parameter(name):
+    ours, written = with_parameter(name)
+
+    close(
+        hessian(lambda w: ours(w).sin().sum())(parameter(name)),
+        hessian(lambda w: written(w).sin().sum())(parameter(name)),
+    )
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_jacobians_and_hessians_in_the_inputs_are_right(which):
+    q, k, v = inputs(n=2, width=2)
+
+    close(jacrev(causal, which)(q, k, v), jacrev(dense, which)(q, k, v))
+    close(jacfwd(causal, which)(q, k, v), jacfwd(dense, which)(q, k, v))
+    ours, written = (lambda *x, f=f: f(*x).sin().sum() for f in (causal, dense))
+    expected = hessian(written, which)(q, k, v)
+    close(hessian(ours, which)(q, k, v), expected)
+    close(jacrev(jacrev(ours, which), which)(q, k, v), expected)
+    close(jacrev(jacfwd(ours, which), which)(q, k, v), expected)
+
+
+def test_jvp_and_vjp_are_each_others_transpose():
+    q, k, v = inputs()
+    moved, pull = inputs(n=4), normal(4, 3, seed=8)
+
+    _, along = jvp(causal, (q, k, v), moved)
+    _, back = vjp(causal, q, k, v)
+
+    close((along * pull).sum(), sum((a * b).sum() for a, b in zip(back(pull), moved, strict=True)))
+    close(along, jvp(dense, (q, k, v), moved)[1])
+
+
+def test_the_row_statistic_and_the_weights_go_through_jvp():
+    q, k, v = inputs()
+    moved = inputs(n=4)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        found = regard.attend(q, k, v)
+        return found.lse, found.weights[1:3]
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        scores = q @ k.mT / math.sqrt(3)
+        return torch.logsumexp(scores, -1), torch.softmax(scores, -1)[1:3]
+
+    close(jvp(ours, (q, k, v), moved), jvp(written, (q, k, v), moved))
+
+
+# torch.func: vmap.
+
+
+@every_engine
+@pytest.mark.parametrize(
+    "in_dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0), (1, 0, None)], ids=str
+)
+def test_vmap_over_any_of_the_inputs_is_one_call_after_another(engine, in_dims):
+    x = [normal(*((2,) if d is not None else ()), 4, 3, seed=s) for s, d in enumerate(in_dims)]
+    x = [t if d in (0, None) else t.movedim(0, d) for t, d in zip(x, in_dims, strict=True)]
+
+    found = vmap(lambda *x: causal(*x, engine=engine), in_dims)(*x)
+
+    for n in range(2):
+        one = [t if d is None else t.select(d, n) for t, d in zip(x, in_dims, strict=True)]
+        close(found[n], dense(*one))
+
+
+@pytest.mark.parametrize("in_dim, out_dim", [(0, 0), (1, 0), (2, 1), (-1, -1), (3, 2)])
+def test_vmap_takes_and_gives_any_dimension(in_dim, out_dim):
+    q, k, v = (normal(2, 3, 4, 5, seed=s) for s in (1, 2, 3))  # heads, ..., whichever is taken out
+    rest = [d for d in range(4) if d != in_dim % 4]
+
+    found = vmap(causal, in_dims=in_dim, out_dims=out_dim)(q, k, v)
+
+    expected = dense(*(x.permute(in_dim % 4, *rest) for x in (q, k, v)))
+    close(found, expected.movedim(0, out_dim))
+
+
+def test_vmap_may_be_nested():
+    q, k, v = (normal(2, 3, 4, 3, seed=s) for s in (1, 2, 3))
+
+    close(vmap(vmap(causal))(q, k, v), dense(q, k, v))
+    close(
+        vmap(vmap(causal, in_dims=(0, None, None)), in_dims=(None, 0, 0))(q[0], k[:, 0], v[:, 0])[1, 2],
+        dense(q[0, 2], k[1, 0], v[1, 0]),
+    )
+
+
+@every_parameter
+def test_vmap_over_a_parameter_is_one_call_after_another(name):
+    ours, written = with_parameter(name)
+    stack = parameter(name, 5, 3)
+
+    close(vmap(ours)(stack), torch.stack([written(w) for w in stack]))
+
+
+@every_parameter
+def test_vmap_of_grad_gives_the_gradient_of_each(name):
+    ours, written = with_parameter(name)
+    stack = parameter(name, 5, 3)
+
+    found = vmap(grad(lambda w: ours(w).sin().sum()))(stack)
+
+    close(found, torch.stack([grad(lambda w: written(w).sin().sum())(w) for w in stack]))
+
+
+def test_vmap_over_a_captured_table_along_another_dimension():
+    q, k, v = inputs()
+    tables = normal(7, 3, seed=4)
+
+    found = vmap(lambda t: biased(q, k, v, t), in_dims=1)(tables)
+
+    close(found, torch.stack([dense_biased(q, k, v, t) for t in tables.unbind(1)]))
+
+
+def test_vmap_over_a_boolean_mask_is_one_call_after_another():
+    q, k, v = inputs()
+    may = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(1)) < 0.6
+
+    found = vmap(lambda m: regard.attention(q, k, v, mask=m))(may)
+
+    close(found, torch.stack([regard.attention(q, k, v, mask=m) for m in may]))
+
+
+def test_vmap_over_a_bias_that_hides_is_one_call_after_another():
+    q, k, v = inputs()
+    extra = normal(3, 4, 4, seed=4).masked_fill(normal(3, 4, 4, seed=5) > 0.8, -math.inf)
+
+    found = vmap(lambda t: regard.attention(q, k, v, score=score.bias(t)))(extra)
+
+    close(found, torch.stack([regard.attention(q, k, v, score=score.bias(t)) for t in extra]))
+
+
+def test_gradients_of_each_example_are_those_of_one_example_after_another():
+    q, k, v = (normal(3, 2, 4, 3, seed=s) for s in (1, 2, 3))
+
+    def loss(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda q, k, v: call(q, k, v).sin().sum()
+
+    found = vmap(grad(loss(causal), argnums=(0, 1, 2)))(q, k, v)
+
+    close(found, vmap(grad(loss(dense), argnums=(0, 1, 2)))(q, k, v))
+
+
+def test_vmap_of_hessian_vector_products():
+    q, k, v = inputs()
+    directions = normal(3, 4, 3, seed=9)
+
+    def product(call: Callable[..., Tensor], direction: Tensor) -> Tensor:
+        return jvp(grad(lambda q: call(q, k, v).sin().sum()), (q,), (direction,))[1]
+
+    found = vmap(lambda d: product(causal, d))(directions)
+
+    close(found, vmap(lambda d: product(dense, d))(directions))
+
+
+def test_vmap_with_dropout_keeps_to_the_seed():
+    q, k, v = (normal(3, 2, 4, 3, seed=s) for s in (1, 2, 3))
+
+    found = vmap(lambda *x: causal(*x, dropout=0.4, seed=6))(q, k, v)
+
+    close(found, torch.stack([causal(*(x[n] for x in (q, k, v)), dropout=0.4, seed=6) for n in range(3)]))
+
+
+# Modules.
+
+
+class Layer(nn.Module):
+    """One self-attention layer with a learned bias by distance."""
+
+    def __init__(self, width: int = 8, heads: int = 2, attention: Callable[..., Tensor] = biased) -> None:
+        super().__init__()
+        self.heads, self.attention = heads, attention
+        self.project, self.back = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.table = nn.Parameter(torch.randn(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(-2, -3)
+        n = x.shape[-2]
+        found = self.attention(q, k, v, self.table[: 2 * n - 1].to(q.dtype))
+        return self.back(found.transpose(-2, -3).flatten(-2))
+
+
+def layers() -> tuple[Layer, Layer]:
+    """The same parameters twice: on regard, and written out."""
+    torch.manual_seed(3)
+    ours = Layer().double()
+    written = Layer(attention=dense_biased).double()
+    written.load_state_dict(ours.state_dict())
+    return ours, written
+
+
+def test_functional_call_runs_with_the_parameters_given():
+    ours, written = layers()
+    x = normal(2, 5, 8, seed=1)
+    others = {name: p * 0.5 + 0.1 for name, p in ours.named_parameters()}
+
+    close(functional_call(ours, others, (x,)), functional_call(written, others, (x,)))
+    assert not torch.allclose(functional_call(ours, others, (x,)), ours(x))
+
+
+def test_gradients_of_a_module_for_each_example():
+    ours, written = layers()
+    x = normal(3, 5, 8, seed=1)
+
+    def each(layer: Layer) -> dict[str, Tensor]:
+        def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+            return functional_call(layer, parameters, (x.unsqueeze(0),)).square().sum()
+
+        return vmap(grad(loss), in_dims=(None, 0))(dict(layer.named_parameters()), x)
+
+    close(each(ours), each(written))
+
+
+def test_an_ensemble_of_modules_runs_under_vmap():
+    torch.manual_seed(3)
+    members = [Layer().double() for _ in range(3)]
+    x = normal(2, 5, 8, seed=1)
+    parameters, buffers = torch.func.stack_module_state(members)
+
+    found = vmap(lambda p, b: functional_call(members[0], (p, b), (x,)))(parameters, buffers)
+
+    close(found, torch.stack([member(x) for member in members]))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "not reentrant"])
+@every_engine
+def test_checkpointing_gives_the_same_bits(engine, use_reentrant):
+    x = [t.requires_grad_() for t in (*inputs(), normal(7, seed=4))]
+
+    def loss(call: Callable[..., Tensor]) -> Tensor:
+        return call(*(t * 2.0 for t in x)).sin().sum()
+
+    def held(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        return biased(q, k, v, table, engine)
+
+    expected = torch.autograd.grad(loss(held), x)
+    result = loss(lambda *t: checkpoint(held, *t, use_reentrant=use_reentrant))
+    result.backward()
+
+    for t, gradient in zip(x, expected, strict=True):
+        assert torch.equal(t.grad, gradient)
+
+
+def test_checkpointing_draws_the_same_dropout_again():
+    q, k, v = (t.requires_grad_() for t in inputs())
+
+    def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return causal(q, k, v, dropout=0.5)
+
+    torch.manual_seed(5)
+    expected = torch.autograd.grad(dropped(q, k, v).sin().sum(), (q, k, v))
+    torch.manual_seed(5)
+    found = torch.autograd.grad(checkpoint(dropped, q, k, v, use_reentrant=False).sin().sum(), (q, k, v))
+
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_saved_tensors_may_be_moved_away_and_back():
+    x = [t.requires_grad_() for t in (*inputs(), normal(7, seed=4))]
+    moved = []
+
+    def pack(t: Tensor) -> Tensor:
+        moved.append(t)
+        return t.clone()
+
+    expected = torch.autograd.grad(biased(*x).sum(), x)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        output = biased(*x)
+    found = torch.autograd.grad(output.sum(), x)
+
+    assert moved
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+# Autocast.
+
+
+@pytest.fixture
+def autocast() -> Iterator[Callable[[], Any]]:
+    return lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+SINGLE = {
+    "scaled dot": dict,
+    "multiplicative": lambda: dict(score=score.multiplicative(normal(16, 16, seed=5, dtype=torch.float32))),
+    "cosine": lambda: dict(score=score.cosine(3.0)),
+    "metric": lambda: dict(score=score.metric(2.0)),
+    "mahalanobis": lambda: dict(score=score.mahalanobis(torch.eye(16))),
+    "additive": lambda: dict(
+        score=score.additive(*(normal(*s, seed=5, dtype=torch.float32) for s in [(16, 8), (16, 8), (8,)]))
+    ),
+    "relative keys": lambda: dict(score=score.shaw_keys(normal(5, 16, seed=5, dtype=torch.float32))),
+    "relative values": lambda: dict(value=score.shaw_values(normal(5, 16, seed=5, dtype=torch.float32))),
+    "alibi": lambda: dict(score=score.alibi()),
+    "sink": lambda: dict(weigh=weigh.sink(0.5)),
+    "sigmoid": lambda: dict(weigh=weigh.sigmoid(-2.0)),
+}
+
+
+@every_engine
+@pytest.mark.parametrize("name", SINGLE)
+def test_autocast_does_not_change_the_numbers_of_float32(engine, name, autocast):
+    q, k, v = (t.requires_grad_() for t in inputs(2, 2, n=20, width=16, dtype=torch.float32))
+    options = SINGLE[name]()
+
+    def both() -> tuple[Tensor, ...]:
+        output = causal(q, k, v, engine, **options)
+        return output, *torch.autograd.grad(output, (q, k, v), torch.ones_like(output))
+
+    expected = both()
+    with autocast():
+        found = both()
+
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_autocast_does_not_change_weights_and_measures_of_float32(name, autocast):
+    q, k, v = inputs(2, 2, n=20, width=16, dtype=torch.float32)
+    options = SINGLE[name]()
+
+    def look() -> tuple[Tensor, ...]:
+        weights = regard.attend(q, k, v, mask=mask.causal(), **options).weights
+        return weights[...], *weights.measure(measure.entropy, measure.received)
+
+    expected = look()
+    with autocast():
+        found = look()
+
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_autocast_does_not_change_second_derivatives_of_float32(autocast):
+    q, k, v = (t.requires_grad_() for t in inputs(2, 2, n=20, width=16, dtype=torch.float32))
+
+    def second() -> Tensor:
+        (first,) = torch.autograd.grad(causal(q, k, v).square().sum(), q, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), k)[0]
+
+    expected = second()
+    with autocast():
+        found = second()
+
+    # torch's own sums in between may choose another order
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_in_bfloat16_feed_it_and_are_fed_by_it_under_autocast(autocast):
+    torch.manual_seed(3)
+    layer = Layer()
+    x = normal(2, 20, 8, seed=1, dtype=torch.float32)
+
+    with autocast():
+        output = layer(x)
+    found = torch.autograd.grad(output.float().square().sum(), list(layer.parameters()))
+
+    assert output.dtype == torch.bfloat16
+    expected = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
+    # bfloat16 has 8 bits: three layers of it agree with float32 to a few percent of the largest
+    torch.testing.assert_close(output.float(), layer(x), rtol=0.05, atol=0.05)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=0.1, atol=0.05 * float(b.abs().max()))
+
+
+def test_inputs_that_autocast_left_in_two_precisions_are_answered_in_the_wider(autocast):
+    q, k, v = inputs(n=20, width=16, dtype=torch.float32)
+
+    with autocast():
+        found = causal(q.bfloat16(), k, v)
+
+    assert found.dtype == torch.float32
+    assert torch.equal(found, causal(q.bfloat16().float(), k, v))
+
+
+# torch.compile: no C compiler is needed for these backends.
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+
+
+backends = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+
+
+@backends
+@pytest.mark.parametrize("name", ["plain", "causal", "a lambda", "a table", "a tensor", "dropout", "additive", "sink"])
+def test_a_compiled_caller_gets_the_same_numbers_forward_and_backward(backend, name):
+    table, may = normal(7, seed=4), torch.eye(4, dtype=torch.bool) | (normal(4, 4, seed=6) > 0)
+    w, u = normal(3, 5, seed=7), normal(5, seed=8)
+
+    def caller(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q * 2.0
+        options = {}
+        if name == "causal":
+            options = dict(mask=mask.causal() & mask.window(3))
+        elif name == "a lambda":
+            options = dict(mask=lambda b, h, i, j: (i - j) % 2 == 0)
+        elif name == "a table":
+            options = dict(score=lambda s, b, h, i, j: s + table[i - j + 3])
+        elif name == "a tensor":
+            options = dict(mask=may)
+        elif name == "dropout":
+            options = dict(dropout=0.3, seed=2)
+        elif name == "additive":
+            options = dict(score=score.additive(w, w, u))
+        elif name == "sink":
+            options = dict(weigh=weigh.sink(0.5), mask=mask.causal())
+        return regard.attention(q, k, v, **options).sin()
+
+    results = []
+    for call in (caller, torch.compile(caller, backend=backend)):
+        x = [t.requires_grad_() for t in inputs()]
+        output = call(*x)
+        results.append((output, *torch.autograd.grad(output.sum(), x)))
+
+    for found, expected in zip(*results, strict=True):
+        close(found, expected)
+
+
+@backends
+def test_a_compiled_module_is_trained_to_the_same_parameters(backend):
+    torch.manual_seed(3)
+    plain = nn.Sequential(Layer(), nn.GELU(), Layer())
+    compiled = copy.deepcopy(plain)
+    run = torch.compile(compiled, backend=backend)
+    x = normal(2, 10, 8, seed=1, dtype=torch.float32)
+
+    for model, call in ((plain, plain), (compiled, run)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            call(x).square().mean().backward()
+            optimizer.step()
+
+    for a, b in zip(compiled.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@backends
+def test_a_compiled_caller_may_look_at_weights_and_take_other_lengths(backend):
+    def caller(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = regard.attend(q, k, v, mask=mask.causal())
+        return found.output + 1.0, found.lse * 2.0, found.weights[1:3].sum(-1)
+
+    compiled = torch.compile(caller, backend=backend)
+
+    for n in (4, 7, 5, 300):
+        close(compiled(*inputs(n=n)), caller(*inputs(n=n)))
+
+
+@backends
+def test_the_other_entrances_may_be_compiled_too(backend):
+    q, k, v = inputs(2, n=6)
+
+    def caller(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        packed = regard.attention_packed(q, k, v, [2, 4], mask=mask.causal())
+        like_torch = regard.scaled_dot_product_attention(q, k, v, is_causal=True)
+        one, other = (regard.attend(q, k[:, s], v[:, s]) for s in (slice(0, 2), slice(2, 6)))
+        merged, lse = regard.merge((one.output, one.lse), (other.output, other.lse))
+        return packed * 1.0, like_torch * 1.0, merged * 1.0, lse * 1.0
+
+    close(torch.compile(caller, backend=backend)(q, k, v), caller(q, k, v))
+
+
+def test_a_compiled_model_whose_attention_is_replaced_gives_the_same_numbers():
+    def caller(x: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x * 2.0, x, x, is_causal=True).sin()
+
+    x = normal(1, 2, 5, 4, seed=1)
+    expected = caller(x)
+
+    with regard.replacing_sdpa():
+        found = torch.compile(caller, backend="eager")(x)
+
+    close(found, expected)
+
+
+# Copies.
+
+SIX = torch.tensor([0, 0, 1, 1, 1, 2])
+MASKS: dict[str, Callable[[], Any]] = {
+    "causal": mask.causal,
+    "window": lambda: mask.window(2),
+    "dilated": lambda: mask.dilated(2, 2),
+    "blocks": lambda: mask.blocks(2, look_back=1),
+    "strided": lambda: mask.strided(2),
+    "fixed": lambda: mask.fixed(2),
+    "padding": lambda: mask.padding([4]),
+    "padding on the left": lambda: mask.padding([4], side="left"),
+    "documents": lambda: mask.documents(SIX),
+    "documents of both": lambda: mask.documents(SIX, SIX),
+    "prefix": lambda: mask.causal() | mask.prefix(2),
+    "prefixes": lambda: mask.prefix([3]),
+    "tokens": lambda: mask.tokens([0, 4]),
+    "random blocks": lambda: mask.random_blocks(2, 1, seed=1),
+    "longformer": lambda: mask.longformer(2, [3]),
+    "bigbird": lambda: mask.bigbird(2, near=1, ends=1, random=1),
+    "a function": lambda: mask.where(lambda b, h, i, j: (i + SIX[j]) % 3 != 0),
+    "a tensor": lambda: mask.tensor(torch.eye(6, dtype=torch.bool)),
+    "joined": lambda: mask.causal() & ~mask.window(2) | mask.padding([1]),
+}
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
+every_copy = pytest.mark.parametrize("how", COPIES)
+
+
+@every_copy
+@pytest.mark.parametrize("name", MASKS)
+def test_a_copied_mask_is_the_same_mask(how, name):
+    original = MASKS[name]()
+    x = inputs(n=6)
+
+    copied = COPIES[how](original)
+
+    assert str(copied) == str(original)
+    assert torch.equal(copied.dense(6), original.dense(6))
+    assert torch.equal(regard.attention(*x, mask=copied), regard.attention(*x, mask=original))
+    assert torch.equal((copied & mask.causal()).dense(6), (original & mask.causal()).dense(6))
+    assert regard.explain(*x, mask=copied).spec == regard.explain(*x, mask=original).spec
+
+
+@every_copy
+@pytest.mark.parametrize("name", ["padding", "documents", "a tensor"])
+def test_a_copied_mask_still_refuses_what_does_not_fit(how, name):
+    copied = COPIES[how](MASKS[name]())
+
+    with pytest.raises(regard.errors.SpecError):
+        regard.attention(*inputs(3, n=7), mask=copied)
+
+
+SCORES: dict[str, Callable[[], Any]] = {
+    "scaled dot": lambda: score.scaled_dot(0.3),
+    "multiplicative": lambda: score.multiplicative(normal(3, 3, seed=5)),
+    "metric": lambda: score.metric(2.0),
+    "additive": lambda: score.additive(normal(3, 3, seed=5), normal(3, 3, seed=6), normal(3, seed=7)),
+    "alibi": lambda: score.scaled_dot().then(score.alibi()),
+    "softcap": lambda: score.dot().then(score.softcap(2.0)),
+    "bias": lambda: score.dot().then(score.bias(normal(6, 6, seed=5))),
+    "relative": lambda: score.dot().then(score.relative(normal(8, 1, seed=5))),
+    "relative keys": lambda: score.dot().then(score.shaw_keys(normal(5, 3, seed=5))),
+}
+
+
+@every_copy
+@pytest.mark.parametrize("name", SCORES)
+def test_a_copied_score_is_the_same_score(how, name):
+    original = SCORES[name]()
+    x = inputs(n=6)
+
+    copied = COPIES[how](original)
+
+    assert torch.equal(regard.attention(*x, score=copied), regard.attention(*x, score=original))
+
+
+@every_copy
+@pytest.mark.parametrize("make", [weigh.softmax, weigh.sink, lambda: weigh.sigmoid(-1.0), weigh.relu])
+def test_a_copied_weighing_is_the_same_weighing(how, make):
+    x = inputs(n=6)
+
+    copied = COPIES[how](make())
+
+    assert torch.equal(regard.attention(*x, weigh=copied), regard.attention(*x, weigh=make()))
+
+
+class Holding(nn.Module):
+    """A module that made its score and mask once, of its own parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(6, 6, dtype=torch.float64))
+        self.score = score.scaled_dot().then(score.bias(self.table))
+        self.mask = mask.causal() & mask.padding([5])
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return regard.attention(q, k, v, score=self.score, mask=self.mask)
+
+
+def test_a_deep_copy_of_a_module_learns_for_itself():
+    original = Holding()
+    copied = copy.deepcopy(original)
+    x = inputs(n=6)
+
+    with torch.no_grad():
+        copied.table += normal(6, 6, seed=9)
+    copied(*x).square().sum().backward()
+
+    assert original.table.grad is None
+    assert copied.table.grad is not None and bool(copied.table.grad.abs().sum() > 0)
+    assert not torch.allclose(copied(*x), original(*x))
+    close(original(*x), regard.attention(*x, mask=mask.causal() & mask.padding([5])))
+
+
+# Threads.
+
+
+def test_threads_may_call_at_once():
+    asks = [
+        dict(mask=mask.causal()),
+        dict(mask=mask.window(30) & mask.padding([900])),
+        dict(mask=lambda b, h, i, j: (i * j) % 7 != 0),
+        dict(score=score.alibi()),
+        dict(score=lambda s, b, h, i, j: s * 0.5 - abs(i - j) / 100),
+        dict(weigh=weigh.sigmoid(-3.0), mask=mask.blocks(100)),
+        dict(dropout=0.2, seed=4),
+        dict(score=score.metric(2.0), mask=mask.tokens([0, 500])),
+    ]
+    x = inputs(1, 1, n=1000, width=8, dtype=torch.float32)
+
+    def work(options: dict[str, Any]) -> tuple[Tensor, ...]:
+        q, k, v = (t.clone().requires_grad_() for t in x)
+        output = regard.attention(q, k, v, **options)
+        return output.detach(), *torch.autograd.grad(output.sum(), (q, k, v))
+
+    expected = [work(options) for options in asks]
+    found: dict[int, list[tuple[Tensor, ...]]] = {n: [] for n in range(len(asks))}
+    together = threading.Barrier(len(asks), timeout=60)
+
+    def run(n: int) -> None:
+        together.wait()
+        for _ in range(2):
+            found[n].append(work(asks[n]))
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(asks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+
+    for n, answers in found.items():
+        assert len(answers) == 2, f"thread {n} failed"
+        for answer in answers:
+            for a, b in zip(answer, expected[n], strict=True):
+                assert torch.equal(a, b)
+
+
+def test_threads_may_trace_and_plan_new_masks_at_once():
+    together = threading.Barrier(8, timeout=60)
+    found: dict[int, float] = {}
+
+    def run(n: int) -> None:
+        together.wait()
+        for step in range(1, 20):
+            seen = mask.where(lambda b, h, i, j, step=step: (i * step + j) % (n + 2) == 0)
+            found[n] = seen.density(50) + regard.explain((60, 4), (60, 4), (60, 4), mask=seen).cost.visited
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    assert len(found) == 8
+    for n, number in found.items():
+        seen = mask.where(lambda b, h, i, j, n=n: (i * 19 + j) % (n + 2) == 0)
+        assert number == seen.density(50) + regard.explain((60, 4), (60, 4), (60, 4), mask=seen).cost.visited
