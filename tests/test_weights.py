@@ -241,13 +241,11 @@ def test_the_shape_is_that_of_the_caller_and_the_two_lengths():
     assert repr(weights) == "Weights(shape=(2, 2, 3, 6, 7), computed on request)"
 
 
-def test_weights_can_be_walked_through_row_by_row():
-    q, k, v = inputs()
+def test_weights_are_not_walked_through_since_that_would_compute_them_row_by_row():
+    weights = regard.attend(*inputs()).weights
 
-    rows = list(regard.attend(q, k, v, mask=mask.causal()).weights)
-
-    assert len(rows) == 6
-    torch.testing.assert_close(torch.stack(rows), causal_matrix(q, k), **EXACT)
+    with pytest.raises(SpecError, match=r"not walked through; index them, or make them with dense\(\)"):
+        list(weights)
 
 
 @pytest.mark.parametrize("n_q, n_k", [(0, 4), (4, 0), (0, 0), (1, 1)])

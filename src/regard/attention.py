@@ -50,6 +50,7 @@ def attention(
     value: a function of v. dropout: the share of weights left out, decided by `seed` alone.
     start: where the first query stands among the keys; None is n_k - n_q. engine: None lets the plan choose.
 
+    >>> import torch
     >>> q = torch.eye(2)
     >>> attention(q, q, torch.tensor([[1.0], [0.0]]), mask=lambda b, h, i, j: j <= i)
     tensor([[1.0000],
@@ -78,6 +79,7 @@ def attend(
 ) -> Attended:
     """The same as `attention`, kept open: `.output`, `.weights` (any part, on request), `.lse`, `.plan`.
 
+    >>> import torch
     >>> q = torch.eye(2)
     >>> attend(q, q, q).weights[0].tolist()
     [0.6697615385055542, 0.33023846149444580]
@@ -87,7 +89,7 @@ def attend(
     output, statistic, inputs = answer(question, plan)
     shaped = None if statistic is None else question.shaped(statistic)
     weights = Weights(question, plan, inputs, statistic)
-    return Attended(question.shaped(output), weights, plan, question.seed, shaped)
+    return Attended(question.shaped(output), weights, question.seed, shaped)
 
 
 @runs_eagerly
@@ -120,14 +122,13 @@ def answer(question: Question, plan: Plan, n_k: int | Tensor | None = None) -> t
 
     `n_k` is the number of keys a weighing counts, where it differs by query.
     """
-    inputs = question.inputs()
     engine = next(e for e in (*IN_ORDER, *BY_NAME) if e.name == plan.engine)
+    inputs = question.inputs(engine.exact)
     output, statistic = run(engine, plan.spec, plan.tiles, inputs)
     if question.relative_values is not None:
         output = output + relative_output(plan.spec, inputs, question.relative_values, statistic)
     if question.weigh.factor is not None:
         share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
-        output = (output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)).to(
-            output.dtype
-        )
-    return output, statistic, inputs
+        output = output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)
+    statistic = None if statistic is None else statistic.to(plan.spec.precision)
+    return output.to(plan.spec.dtype), statistic, inputs

@@ -19,3 +19,7 @@ class EngineError(RegardError, RuntimeError):
 
 class BudgetError(RegardError, MemoryError):
     """What was asked for would take more memory than the budget allows."""
+
+
+class MissingError(RegardError, ImportError):
+    """An optional package that this needs is not installed."""

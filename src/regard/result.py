@@ -1,6 +1,7 @@
 """What a call gives back when it is kept open."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from regard.errors import SpecError
@@ -18,9 +19,13 @@ class Attended:
 
     output: Any
     weights: Weights
-    plan: Plan
     seed: int
     statistic: Any
+
+    @cached_property
+    def plan(self) -> Plan:
+        """How the answer was found, with the tiles that the mask left."""
+        return self.weights.plan
 
     @property
     def lse(self) -> Any:

@@ -5,8 +5,10 @@ a_ij follows from q_i, k_j and one number a row, so indexing computes just those
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from regard.plan.blocks import blocks, strips
 from regard.plan.choose import Plan
 from regard.spec.evaluate import Index
 from regard.spec.finite import all_finite
+from regard.spec.regions import Cover
 from regard.spec.spec import Inputs, Question
 
 
@@ -35,11 +38,28 @@ class Weights:
         """The caller's dimensions before the length, then (n_q, n_k)."""
         return (*self._question.leading, self._plan.spec.n_q, self._plan.spec.n_k)
 
+    @property
+    def plan(self) -> Plan:
+        """How the call was answered, with the tiles that its mask left."""
+        return self._plan.covering(self._cover)
+
+    @cached_property
+    def _cover(self) -> Cover:
+        return blocks(self._plan.spec, self._inputs.tensors, self._inputs.start, self._plan.tiles)
+
     def __repr__(self) -> str:
         return f"Weights(shape={self.shape}, computed on request)"
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        raise SpecError(
+            "weights are computed on request and not walked through; index them, or make them with dense()."
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.dense(), dtype=dtype)
 
     def __getitem__(self, index: Any) -> Any:
         chosen = _indices(index, self.shape)
@@ -117,7 +137,7 @@ class Weights:
     def _tiles(self) -> Iterator[WeightTile]:
         spec, inputs, sizes = self._plan.spec, self._inputs, self._plan.tiles
         finite = all_finite(inputs.q, inputs.k)
-        for strip in strips(spec, blocks(spec, inputs.tensors, inputs.start, sizes), sizes):
+        for strip in strips(spec, self._cover, sizes):
             b, g = (
                 _slice(strip.b),
                 _slice(range(strip.h.start // spec.group, (strip.h.stop - 1) // spec.group + 1)),

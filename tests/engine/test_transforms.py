@@ -690,11 +690,14 @@ def test_a_copied_mask_is_the_same_mask(how, name):
 
 
 @every_copy
-@pytest.mark.parametrize("name", ["padding", "documents", "a tensor"])
-def test_a_copied_mask_still_refuses_what_does_not_fit(how, name):
+@pytest.mark.parametrize(
+    "name, said",
+    [("padding", "batch = 3; got 1"), ("documents", "n_k = 7; got 6"), ("a tensor", r"got shape \(6, 6\)")],
+)
+def test_a_copied_mask_still_refuses_what_does_not_fit(how, name, said):
     copied = COPIES[how](MASKS[name]())
 
-    with pytest.raises(regard.errors.SpecError):
+    with pytest.raises(regard.errors.SpecError, match=said):
         regard.attention(*inputs(3, n=7), mask=copied)
 
 

@@ -129,6 +129,12 @@ def test_a_float_mask_with_minus_infinity_hides_as_in_torch(lead, shape):
     torch.testing.assert_close(ours(q, k, v, hides), imported_by_name(q, k, v, hides), **EXACT)
 
 
+def test_a_float_mask_that_hides_and_learns_has_the_gradient_of_torch():
+    hides = torch.ones(5, 7, dtype=torch.bool).triu(3)
+    agrees(*inputs(2, 3), attn_mask=normal(2, 1, 5, 7, seed=5).masked_fill(hides, -math.inf))
+    agrees(*inputs(2, 3), attn_mask=normal(5, 7, seed=5).masked_fill(hides, -math.inf), scale=0.4)
+
+
 @pytest.mark.parametrize("lead, key_heads", [((2, 4), 2), ((2, 6), 3), ((1, 4), 1), ((2, 2, 4), 2), ((4,), 2)], ids=str)
 @pytest.mark.parametrize(
     "options",

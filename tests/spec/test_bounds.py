@@ -102,7 +102,9 @@ def test_no_bound_of_a_random_number_is_ever_wrong(seed: int) -> None:
         for r, part in enumerate(parts(values, regions)):
             known = part[~np.isnan(part)]
             if len(known) < part.size:
-                assert np.isneginf(low[r]) and np.isposinf(high[r]), f"{text(term)} may be NaN, not in {low[r], high[r]}"
+                assert np.isneginf(low[r]) and np.isposinf(high[r]), (
+                    f"{text(term)} may be NaN, not in {low[r], high[r]}"
+                )
             assert not len(known) or (low[r] <= known.min() and high[r] >= known.max()), (
                 f"{text(term)} takes {known.min()} to {known.max()}, bounded by {low[r], high[r]}"
             )
@@ -197,7 +199,9 @@ def test_a_float64_table_is_compared_in_float64() -> None:
 
 
 def test_a_whole_number_that_overflows_decides_nothing() -> None:
-    wraps = apply("mul", apply("add", apply("add", I, J), constant(2**31)), apply("add", apply("add", I, J), constant(2**32)))
+    wraps = apply(
+        "mul", apply("add", apply("add", I, J), constant(2**31)), apply("add", apply("add", I, J), constant(2**32))
+    )
     assert bound(apply("gt", wraps, constant(0))) == (0, 1)
     assert (2**31 + 14) * (2**32 + 14) >= 2**63
 
@@ -262,7 +266,10 @@ def test_extremes_hold_over_every_box_and_are_exact_over_aligned_ones(shape: tup
     for r in range(400):
         box = table[tuple(slice(a[r], z[r] + 1) for a, z in zip(first, last, strict=True))]
         assert low[r] <= box.min() and high[r] >= box.max()
-        aligned = all((z[r] - a[r] + 1).bit_count() == 1 and a[r] % (z[r] - a[r] + 1) == 0 for a, z in zip(first, last, strict=True))
+        aligned = all(
+            (z[r] - a[r] + 1).bit_count() == 1 and a[r] % (z[r] - a[r] + 1) == 0
+            for a, z in zip(first, last, strict=True)
+        )
         assert not aligned or (low[r], high[r]) == (box.min(), box.max())
 
 

@@ -20,9 +20,7 @@ CLOSE = dict(rtol=1e-9, atol=1e-9)
 
 
 def positions() -> Positions:
-    return Positions(
-        *(range(n) for n in SHAPE), start=1, n_q=SHAPE[2], n_k=SHAPE[3], device=torch.device("cpu")
-    )
+    return Positions(*(range(n) for n in SHAPE), start=1, n_q=SHAPE[2], n_k=SHAPE[3], device=torch.device("cpu"))
 
 
 def captured() -> tuple[Tensor, ...]:
@@ -36,6 +34,12 @@ def captured() -> tuple[Tensor, ...]:
 
 def scores() -> Tensor:
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(4), dtype=torch.float64).requires_grad_()
+
+
+SMOOTH_OPERATIONS = (
+    *("add", "sub", "mul", "mul", "div", "minimum", "maximum", "where", "abs", "neg", "mod", "mixed", "floor"),
+    *("tanh", "sigmoid", "sin", "cos", "exp", "exp2", "expm1", "log", "log1p", "log2", "sqrt", "pow", "learned pow"),
+)
 
 
 class SmoothWriter:
@@ -77,10 +81,7 @@ class SmoothWriter:
         if depth <= 0 or self.draw.random() < 0.1:
             return self.leaf()
         below = depth - 1
-        op = self.draw.choice(
-            ("add", "sub", "mul", "mul", "div", "minimum", "maximum", "where", "tanh", "sigmoid", "sin", "cos", "exp")
-            + ("exp2", "expm1", "log", "log1p", "log2", "sqrt", "pow", "learned pow", "abs", "neg", "mod", "mixed", "floor")
-        )
+        op = self.draw.choice(SMOOTH_OPERATIONS)
         if op in ("tanh", "sigmoid", "sin", "cos", "abs", "neg"):
             return apply(op, self.term(below))
         if op in ("exp", "exp2", "expm1"):
@@ -213,7 +214,10 @@ def test_the_derivative_of_the_score_itself_is_one() -> None:
 
 def test_a_table_of_whole_numbers_has_no_derivative() -> None:
     whole = lookup(0, (I,), "int")
-    assert set(derivatives(apply("add", S, apply("mul", whole, lookup(1, (I,), "float"))))) == {S, lookup(1, (I,), "float")}
+    assert set(derivatives(apply("add", S, apply("mul", whole, lookup(1, (I,), "float"))))) == {
+        S,
+        lookup(1, (I,), "float"),
+    }
 
 
 def test_what_is_not_chosen_gets_nothing_of_an_infinite_slope() -> None:

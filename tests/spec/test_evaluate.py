@@ -53,7 +53,9 @@ def test_a_part_of_the_positions_is_the_same_part_of_the_values() -> None:
     picked = Positions(
         *(torch.tensor(x) for x in ([2, 0], [1], [8, 0, 3], [5, 5])), start=starts, n_q=9, n_k=9, device=CPU
     )
-    assert torch.equal(value(term, where=picked), value(term, where=whole)[[2, 0]][:, [1]][:, :, [8, 0, 3]][..., [5, 5]])
+    assert torch.equal(
+        value(term, where=picked), value(term, where=whole)[[2, 0]][:, [1]][:, :, [8, 0, 3]][..., [5, 5]]
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))

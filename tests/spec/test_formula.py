@@ -36,7 +36,9 @@ def test_a_tensor_that_comes_later_takes_the_place_of_its_stand_in() -> None:
 
 def test_a_tensor_made_from_the_queries_sees_them_and_keeps_their_gradient() -> None:
     stand_in = torch.zeros(1, 1, 1)
-    made = written(lambda b, h, i: stand_in[b, h, i] + 0, "b", "h", "i", later=(stand_in, FromQueries(lambda q: q.sum(-1))))
+    made = written(
+        lambda b, h, i: stand_in[b, h, i] + 0, "b", "h", "i", later=(stand_in, FromQueries(lambda q: q.sum(-1)))
+    )
     queries = torch.ones(2, 3, 4, 5, requires_grad=True)
     (found,) = made.resolved((2, 3, 4, 4), 0, queries)
     assert found.shape == (2, 3, 4) and found.requires_grad and (found == 5).all()

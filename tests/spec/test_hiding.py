@@ -17,16 +17,12 @@ N = 6
 
 
 def at_every_pair(term: Term, tensors: tuple[Tensor, ...]) -> Tensor:
-    where = Positions(
-        range(1), range(1), range(N), range(N), start=0, n_q=N, n_k=N, device=torch.device("cpu")
-    )
+    where = Positions(range(1), range(1), range(N), range(N), start=0, n_q=N, n_k=N, device=torch.device("cpu"))
     return Evaluation(tensors, where).condition(term).expand(where.shape)[0, 0]
 
 
 def scored(rule_: Term, tensors: tuple[Tensor, ...], score: float) -> Tensor:
-    where = Positions(
-        range(1), range(1), range(N), range(N), start=0, n_q=N, n_k=N, device=torch.device("cpu")
-    )
+    where = Positions(range(1), range(1), range(N), range(N), start=0, n_q=N, n_k=N, device=torch.device("cpu"))
     start = torch.full((1, 1, N, N), score)
     return Evaluation(tensors, where, start, torch.float32).number(rule_).expand(where.shape)[0, 0]
 
@@ -45,7 +41,9 @@ RULES = {
     "masked_fill": lambda: rule(lambda s, b, h, i, j: s.masked_fill(i < j, float("-inf"))),
     "less infinity": lambda: rule(lambda s, b, h, i, j: s - torch.where(i < j, math.inf, 0.0)),
     "nested choices": lambda: rule(
-        lambda s, b, h, i, j: torch.where(i == 0, torch.where(j > 2, -math.inf, s), torch.where(j == 0, -math.inf, s + 1))
+        lambda s, b, h, i, j: torch.where(
+            i == 0, torch.where(j > 2, -math.inf, s), torch.where(j == 0, -math.inf, s + 1)
+        )
     ),
     "alibi, then a float mask": lambda: composed(alibi(torch.tensor([0.5])), bias(float_mask())),
     "a float mask times a table": lambda: rule(

@@ -74,7 +74,9 @@ def test_a_dilated_window_of_step_one_is_a_window() -> None:
 
 @places
 @pytest.mark.parametrize("size, look_back", [(5, 0), (4, 1), (3, 2), (1, 0)])
-def test_blocks_see_themselves_and_those_before(n_q: int, n_k: int, start: int | None, size: int, look_back: int) -> None:
+def test_blocks_see_themselves_and_those_before(
+    n_q: int, n_k: int, start: int | None, size: int, look_back: int
+) -> None:
     p, j = grid(n_q, n_k, start)
     block_q, block_k = p.div(size, rounding_mode="floor"), j.div(size, rounding_mode="floor")
     expected = torch.zeros(n_q, n_k, dtype=torch.bool)
@@ -238,7 +240,9 @@ def test_functions_and_tensors_join_with_masks_on_either_side() -> None:
         assert torch.equal(dense(joined), (j <= p) & ((p + j) % 2 == 1))
     assert torch.equal(dense(mask.causal() | table), (j <= p) | table)
     assert torch.equal(dense(mask.causal() & table.numpy()), (j <= p) & table)
-    assert torch.equal(dense(mask.where(odd) | mask.tensor(table) | mask.causal()), (j <= p) | table | ((p + j) % 2 == 1))
+    assert torch.equal(
+        dense(mask.where(odd) | mask.tensor(table) | mask.causal()), (j <= p) | table | ((p + j) % 2 == 1)
+    )
 
 
 def test_joined_masks_that_look_things_up_keep_their_tables_apart() -> None:
@@ -272,7 +276,9 @@ def test_a_function_may_give_a_constant() -> None:
     assert not dense(mask.where(lambda b, h, i, j: False), 3, 3).any()
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (4, 5), (1, 5), (4, 1), (3, 4, 5), (2, 1, 4, 5), (2, 3, 4, 5), (2, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(), (5,), (4, 5), (1, 5), (4, 1), (3, 4, 5), (2, 1, 4, 5), (2, 3, 4, 5), (2, 1, 1, 1)]
+)
 def test_a_boolean_tensor_broadcasts_over_batch_heads_queries_and_keys(shape: tuple[int, ...]) -> None:
     table = torch.rand(shape) < 0.5
     found = mask.tensor(table).dense(4, 5, batch=2, heads=3)
@@ -405,7 +411,7 @@ def test_a_mask_that_cannot_be_meant_is_refused_with_its_numbers(name: str) -> N
 def test_queries_that_stand_after_the_last_key_have_no_document() -> None:
     """As before the first key: their document is not known, whatever the ids of the others are."""
     for ids in ([0, 0, 1, 1], [0, 0, 0, 0]):
-        with pytest.raises(SpecError):
+        with pytest.raises(SpecError, match=r"document|look-up"):
             regard.attention(*(torch.randn(4, 8) for _ in "qkv"), mask=mask.documents(ids), start=2)
 
 
@@ -413,9 +419,7 @@ def test_queries_that_stand_after_the_last_key_have_no_document() -> None:
 def test_a_look_up_outside_its_tensor_is_refused_where_it_is_seen_also_in_full_tiles(engine: str) -> None:
     ids = torch.zeros(4, dtype=torch.long)  # too short for 8 keys, and everywhere the same
     with pytest.raises(SpecError, match=r"a look-up in a rule must stay inside its tensor"):
-        regard.attention(
-            *(torch.randn(8, 4) for _ in "qkv"), mask=lambda b, h, i, j: ids[i] == ids[j], engine=engine
-        )
+        regard.attention(*(torch.randn(8, 4) for _ in "qkv"), mask=lambda b, h, i, j: ids[i] == ids[j], engine=engine)
 
 
 def test_a_mask_on_the_whole_plane_can_be_given_per_batch_and_head() -> None:

@@ -31,7 +31,9 @@ FLOAT, WHOLE, CONDITION = lookup(0, (I,), "float"), lookup(1, (I,), "int"), look
 
 
 def test_equal_formulas_are_the_same_object() -> None:
-    assert apply("le", J, apply("add", I, constant(3))) is apply("le", variable("j"), apply("add", variable("i"), constant(3)))
+    assert apply("le", J, apply("add", I, constant(3))) is apply(
+        "le", variable("j"), apply("add", variable("i"), constant(3))
+    )
     assert apply("sub", I, J) is not apply("sub", J, I)
     assert lookup(0, (I,), "float") is not lookup(1, (I,), "float")
 

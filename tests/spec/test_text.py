@@ -28,7 +28,7 @@ NAMES = {"min": "minimum", "max": "maximum", "int": "to_int", "float": "to_float
 
 
 def bars_as_calls(line: str) -> str:
-    """|x| as abs(x). A bar between two spaces joins bits; any other opens after an operator and closes after a value."""
+    """|x| as abs(x). A bar between spaces joins bits; any other opens after an operator and closes after a value."""
     line = re.sub(r"(?<= )\|(?= )", "\0", line)
     result = ""
     for n, letter in enumerate(line):
@@ -115,7 +115,20 @@ def test_text_read_back_by_python_means_the_same(seed: int) -> None:
         assert means_the_same(term, where), text(term)
 
 
-OPERATORS = ("add", "sub", "mul", "div", "floordiv", "mod", "pow", "bitand", "bitor", "bitxor", "shift_left", "shift_right")
+OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "floordiv",
+    "mod",
+    "pow",
+    "bitand",
+    "bitor",
+    "bitxor",
+    "shift_left",
+    "shift_right",
+)
 TWO = [(one, other) for one in OPERATORS for other in OPERATORS]
 
 
@@ -298,7 +311,9 @@ def test_the_latex_of_every_built_in_rule_can_be_drawn(name: str) -> None:
     drawn(latex(found.term, found.names))
 
 
-@pytest.mark.parametrize("make", [lambda: mask.tokens([0, 3]), lambda: mask.bigbird(4), lambda: mask.longformer(4, [1])])
+@pytest.mark.parametrize(
+    "make", [lambda: mask.tokens([0, 3]), lambda: mask.bigbird(4), lambda: mask.longformer(4, [1])]
+)
 def test_every_environment_in_latex_is_closed(make: Callable[[], mask.Mask]) -> None:
     line = make().latex()
     for opening, closing in (("{", "}"), (r"\left", r"\right"), (r"\begin", r"\end"), ("(", ")")):

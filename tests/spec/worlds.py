@@ -19,6 +19,14 @@ from regard.spec.term import SMOOTH, Kind, Term, apply, constant, lookup, variab
 
 WHOLE_VARIABLES = ("b", "h", "i", "j", "p", "n_q", "n_k")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+WHOLE_OPERATIONS = (
+    *("add", "sub", "sub", "mul", "floordiv", "mod", "minimum", "maximum", "neg", "abs", "sign", "pow"),
+    *("bitand", "bitor", "bitxor", "shift_left", "shift_right", "where", "to_int", "bool", "square"),
+)
+REAL_OPERATIONS = (
+    *("add", "sub", "mul", "mul", "div", "div", "floordiv", "mod", "pow", "minimum", "maximum", "neg", "abs"),
+    *("sign", "floor", "ceil", "round", "trunc", "where", "to_float", "square", "smooth", "mixed"),
+)
 
 
 @dataclass(frozen=True)
@@ -144,10 +152,7 @@ class Writer:
     def whole(self, depth: int) -> Term:
         if depth <= 0 or self.draw.random() < 0.2:
             return self.whole_leaf(depth)
-        op = self.draw.choice(
-            ("add", "sub", "sub", "mul", "floordiv", "mod", "minimum", "maximum", "neg", "abs", "sign", "pow")
-            + ("bitand", "bitor", "bitxor", "shift_left", "shift_right", "where", "to_int", "bool", "square")
-        )
+        op = self.draw.choice(WHOLE_OPERATIONS)
         below = depth - 1
         if op in ("neg", "abs", "sign"):
             return apply(op, self.whole(below))
@@ -185,10 +190,7 @@ class Writer:
     def real(self, depth: int) -> Term:
         if depth <= 0 or self.draw.random() < 0.2:
             return self.real_leaf(depth)
-        op = self.draw.choice(
-            ("add", "sub", "mul", "mul", "div", "div", "floordiv", "mod", "pow", "minimum", "maximum", "neg", "abs")
-            + ("sign", "floor", "ceil", "round", "trunc", "where", "to_float", "square", "smooth", "mixed")
-        )
+        op = self.draw.choice(REAL_OPERATIONS)
         below = depth - 1
         if op in ("neg", "abs", "sign", "floor", "ceil", "round", "trunc"):
             return apply(op, self.real(below))

@@ -4,7 +4,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import RegardError, SpecError
+from regard.errors import MissingError, SpecError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ def check() -> None:
     try:
         import matplotlib.figure  # noqa: F401  # only whether it is there
     except ImportError as error:
-        raise RegardError(
+        raise MissingError(
             f"regard.draw must have matplotlib; got: {error}. Install it with pip install 'regard[draw]'."
         ) from None
 

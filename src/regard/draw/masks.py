@@ -65,7 +65,8 @@ def _region_size(length: int) -> int:
 def _levels(tiles: Cover) -> NDArray[np.int64]:
     """0 hidden, 1 partial, 2 seen, for each panel and cell."""
     levels = np.zeros((tiles.batch, tiles.heads, *tiles.grid), np.int64)
-    levels[tiles.b, tiles.h, tiles.row, tiles.column] = np.where(tiles.full, 2, 1)
+    found = tiles.tiles()
+    levels[found.b, found.h, found.row, found.column] = np.where(found.full, 2, 1)
     return levels
 
 

@@ -4,16 +4,18 @@ It is what `reference` computes, what derivatives beyond the first are taken of,
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.engine.dropout import dropped
+from regard.spec.derivative import derivatives
 from regard.spec.evaluate import Evaluation, Index, Positions
 from regard.spec.finite import all_finite, wild_rows
 from regard.spec.hiding import visible
 from regard.spec.spec import Inputs, Spec
-from regard.spec.term import TRUE
+from regard.spec.term import TRUE, Term, slot_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +39,52 @@ def block(spec: Spec, inputs: Inputs, positions: Positions, q: Tensor, k: Tensor
     condition = visible(spec.mask, spec.rule, inputs.tensors)
     looked = Evaluation(inputs.tensors, positions)
     seen = None if condition is TRUE else looked.condition(condition).expand(positions.shape)
+    looked.check_range(seen)
+    if not finite:  # a score may be -inf by itself, and hides then
+        with torch.no_grad():
+            seen = block(spec, inputs, positions, q, k).scores != -torch.inf
     raw = _product(spec, inputs, q, k, None if finite else seen)
     if spec.rule is not None:
-        changed = Evaluation(inputs.tensors, positions, raw, raw.dtype)
-        raw = changed.number(spec.rule).expand(positions.shape)
-        looked.out_of_range = _either(looked.out_of_range, changed.out_of_range)
-    looked.check_range(seen)
+        raw = _Rule.apply(spec.rule, positions, seen, raw, *inputs.tensors)  # type: ignore[no-untyped-call]  # torch
     return Block(positions, raw if seen is None else torch.where(seen, raw, -torch.inf), seen)
+
+
+class _Rule(torch.autograd.Function):
+    """A rule's value. Hidden pairs pass no gradient, even where the rule's slope is not finite."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rule: Term, positions: Positions, seen: Tensor | None, raw: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.rule, ctx.positions, ctx.seen = rule, positions, seen
+        ctx.save_for_backward(raw, *tensors)
+        changed = Evaluation(tensors, positions, raw, raw.dtype)
+        result = changed.number(rule).expand(positions.shape)
+        changed.check_range(seen)
+        return result.clone()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> Any:
+        raw, *tensors = ctx.saved_tensors
+        changed = Evaluation(tensors, ctx.positions, raw, raw.dtype)
+        seen = torch.ones((), dtype=torch.bool, device=raw.device) if ctx.seen is None else ctx.seen
+        parts: list[Tensor | None] = [None] * (1 + len(tensors))
+        for node, change in derivatives(ctx.rule).items():
+            slot = 1 + slot_of(node) if node.op == "lookup" else 0
+            if not ctx.needs_input_grad[3 + slot]:
+                continue
+            part = torch.where(seen, torch.where(seen, outer, 0.0) * changed.number(change), 0.0)
+            if slot:
+                part = _gathered(part, changed.places(node), tensors[slot - 1])
+            before = parts[slot]
+            parts[slot] = part if before is None else before + part
+        return None, None, None, *parts
+
+
+def _gathered(part: Tensor, places: Tensor, tensor: Tensor) -> Tensor:
+    """The sum of each pair's part where its look-up read."""
+    flat = part.new_zeros(tensor.numel()).index_add(0, places.flatten(), part.sum_to_size(places.shape).flatten())
+    return flat.view(tensor.shape).to(tensor.dtype)
 
 
 def dense(spec: Spec, inputs: Inputs, rows: range, precision: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -109,13 +150,9 @@ def pairwise(
         return (torch.tanh(inside) * (u if u.dim() == 1 else u.unsqueeze(1).unsqueeze(1))).sum(-1)
     assert inputs.function is not None
     if only is None:
-        return inputs.function(q, k)
+        return inputs.function(q, k, *parameters)
     wild_q, wild_k = wild_rows(q), wild_rows(k)
-    tame = inputs.function(torch.where(wild_q, 0.0, q), torch.where(wild_k, 0.0, k))
+    tame = inputs.function(torch.where(wild_q, 0.0, q), torch.where(wild_k, 0.0, k), *parameters)
     with torch.no_grad():
-        raw = inputs.function(q, k)
+        raw = inputs.function(q, k, *parameters)
     return torch.where(wild_q | wild_k.mT, raw.detach(), tame)
-
-
-def _either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return other if one is None else one if other is None else one | other

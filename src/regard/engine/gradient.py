@@ -40,6 +40,7 @@ class Engine(Protocol):
 
     name: str
     linear_memory: bool
+    exact: torch.dtype | None  # what it wants q, k and v converted to before anything is computed
 
     def objections(self, spec: Spec) -> tuple[str, ...]: ...
 
@@ -221,12 +222,6 @@ def _leaf(x: Tensor) -> Tensor:
     return x.detach().requires_grad_(x.is_floating_point())
 
 
-def _leaves(inputs: Inputs, x: Sequence[Tensor]) -> list[Tensor]:
-    """Copies to differentiate in; but a custom function reads its own tensors, not copies of them."""
-    own = len(x) if inputs.function is None else 3 + len(inputs.tensors)
-    return [_leaf(t) if n < own else t for n, t in enumerate(x)]
-
-
 def row_blocks(spec: Spec) -> Iterator[range]:
     """Queries in blocks small enough for the direct formula."""
     pairs_a_row = max(1, spec.batch * spec.heads * spec.n_k)
@@ -247,7 +242,7 @@ def vector_jacobian(
 ) -> list[Tensor]:
     """G by autograd of the direct formula, in blocks of this many queries."""
     with torch.enable_grad():
-        leaves = _leaves(inputs, inputs.every())
+        leaves = [_leaf(t) for t in inputs.every()]
         there = inputs.holding(leaves)
         wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
         sums: list[Tensor | None] = [None] * len(wanted)
@@ -267,7 +262,7 @@ def _tangent(call: Call, x: Sequence[Tensor], t: Sequence[Tensor]) -> tuple[Tens
     outputs: list[Tensor] = []
     statistics: list[Tensor] = []
     with torch.enable_grad():
-        leaves = _leaves(call.inputs, x)
+        leaves = [_leaf(t) for t in x]
         moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
         for rows in row_blocks(spec):
             answer = _answer(spec, call.inputs.holding(leaves), rows, spec.precision)
@@ -295,7 +290,7 @@ def _second(
 ) -> list[Tensor]:
     spec = call.spec
     with torch.enable_grad():
-        leaves = list(x) if keep_graph else _leaves(call.inputs, x)
+        leaves = list(x) if keep_graph else [_leaf(t) for t in x]
         moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
         wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
         sums: list[Tensor | None] = [None] * len(wanted)

@@ -27,6 +27,7 @@ class Tiled:
 
     name = "tiled"
     linear_memory = True
+    exact: torch.dtype | None = None
 
     def objections(self, spec: Spec) -> tuple[str, ...]:
         return ()

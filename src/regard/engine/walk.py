@@ -116,10 +116,10 @@ class Walk:
             q = self.per_head(q, strip).detach().requires_grad_(track)
             k = k.detach().requires_grad_(track)
             spread = k.reshape(len(strip.b), -1, *k.shape[1:]).repeat_interleave(group, dim=1)
-            parameters = inputs.parameters  # a custom function uses its own tensors
-            if spec.score == "additive":
-                parameters = (parameters[0].detach().requires_grad_(track),)
-            here = tuple(u[strip.h.start : strip.h.stop] if u.dim() == 2 else u for u in parameters)
+            parameters = tuple(p.detach().requires_grad_(track) for p in inputs.parameters)
+            here = parameters
+            if spec.score == "additive" and here[0].dim() == 2:
+                here = (here[0][strip.h.start : strip.h.stop],)
             scores = pairwise(spec, inputs, q, spread, here, only)
             raw = scores.reshape(-1, group * len(strip.i), k.shape[1]).to(spec.precision)
         # the function may hand out a tensor of its own

@@ -66,14 +66,14 @@ def strips(spec: Spec, found: Cover, tiles: Tiles) -> Iterator[Strip]:
     batch_together = 1 if found.batch > 1 or heads_together < spec.heads else max(1, groups // spec.key_heads)
     lists = (found.b * found.heads + found.h) * found.grid[0] + found.row
     ends = np.searchsorted(lists, np.arange(found.batch * found.heads * found.grid[0] + 1)).tolist()
-    columns, full = found.column.tolist(), found.full.tolist()
+    runs = list(zip(found.first.tolist(), found.last.tolist(), found.full.tolist(), strict=True))
     keys = ranges(spec.n_k, tiles.keys)
     for b in ranges(spec.batch, batch_together):
         for h in ranges(spec.heads, heads_together):
             first = (b.start % found.batch * found.heads + h.start % found.heads) * found.grid[0]
             for row, i in enumerate(ranges(spec.n_q, tiles.queries)):
-                here = range(ends[first + row], ends[first + row + 1])
-                yield Strip(b, h, i, tuple((keys[columns[n]], full[n]) for n in here))
+                here = runs[ends[first + row] : ends[first + row + 1]]
+                yield Strip(b, h, i, tuple((keys[c], full) for start, stop, full in here for c in range(start, stop)))
 
 
 def ranges(length: int, step: int) -> list[range]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from regard.plan.blocks import Tiles
@@ -54,7 +55,8 @@ def _visited(spec: Spec, cover: Cover) -> int:
     """Pairs inside the tiles that are not empty; border tiles are smaller."""
     heights = [min(cover.tile[0], spec.n_q - r * cover.tile[0]) for r in range(cover.grid[0])]
     widths = [min(cover.tile[1], spec.n_k - c * cover.tile[1]) for c in range(cover.grid[1])]
-    each: int = sum(heights[r] * widths[c] for r, c in zip(cover.row.tolist(), cover.column.tolist(), strict=True))
+    rows, columns = np.asarray(heights), np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
+    each = int((rows[cover.row] * (columns[cover.last] - columns[cover.first])).sum()) if len(cover.row) else 0
     return each * (spec.batch // max(1, cover.batch)) * (spec.heads // max(1, cover.heads))
 
 
@@ -69,19 +71,18 @@ def report(
     """A plan as a page of text."""
     heads = f"batch {spec.batch}, heads {spec.heads}" + (f" ({spec.key_heads} of keys)" if spec.group > 1 else "")
     sizes = f"{spec.n_q} queries, {spec.n_k} keys, width {spec.width}, values {spec.value_width}"
+    kind = str(spec.dtype).removeprefix("torch.") + ("" if spec.device == "meta" else f" on {spec.device}")
     share = f"{cost.visited / cost.pairs:.1%}" if cost.pairs else "none"
     backward, second = _count(5 * cost.flops // 2, "FLOP"), _bytes(cost.second_order_memory)
     memory = f"{_bytes(cost.bytes_moved)} moved, {_bytes(cost.extra_memory)} beyond inputs and output"
     lines = [
         f"formula  {spec.formula}",
-        f"shape    {heads}, {sizes}, {str(spec.dtype).removeprefix('torch.')} on {spec.device}",
+        f"shape    {heads}, {sizes}, {kind}",
         f"engine   {engine}, tiles of {tiles.queries} x {tiles.keys}",
     ]
     for name, reasons in objections.items():
         if name != engine:
-            lines.append(
-                f"         not {name}: {'; '.join(reasons) if reasons else 'it could, but comes later in the order'}"
-            )
+            lines.append(f"         not {name}: {'; '.join(reasons) if reasons else 'it could as well'}")
     lines += [
         f"blocks   {_blocks(spec, cover)}",
         f"cost     {_count(cost.flops, 'FLOP')}, {memory}; {share} of the pairs visited",

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import SpecError
+from regard.errors import SpecError, TraceError
+from regard.spec.array import as_tensor
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.formula import Check, Formula, FromLengths, Start, gather, written
 from regard.spec.regions import Cover, Lengths, cover, density
@@ -113,10 +114,10 @@ class Mask(Formula):
         if max(n_q, n_k) <= most:
             rows = self.dense(n_q, n_k, start=start)[0, 0].tolist()
             return "\n".join("".join("█" if seen else "·" for seen in row) for row in rows)
-        tiles = self.regions(n_q, n_k, size=-(-max(n_q, n_k) // most), start=start)
-        grid = [["·"] * tiles.grid[1] for _ in range(tiles.grid[0])]
-        for row, column, full in zip(tiles.row, tiles.column, tiles.full, strict=True):
-            grid[row][column] = "█" if full else "▒"
+        found = self.regions(n_q, n_k, size=-(-max(n_q, n_k) // most), start=start)
+        grid = [["·"] * found.grid[1] for _ in range(found.grid[0])]
+        for row, first, last, full in zip(found.row, found.first, found.last, found.full, strict=True):
+            grid[row][first:last] = ("█" if full else "▒") * (last - first)
         return "\n".join("".join(row) for row in grid)
 
 
@@ -156,16 +157,17 @@ def where(function: Callable[..., Any]) -> Mask:
     (i - j) % 3 == 0
     """
     traced = _mask(function, *MASK_VARIABLES)
-    return Mask(
-        apply("ne", traced.term, constant(0)) if traced.term.kind != "bool" else traced.term,
-        traced.tensors,
-        traced.names,
-    )
+    if traced.term.kind != "bool":
+        raise TraceError(
+            f"a mask function must say True or False; got the {traced.term.kind} {traced}. Compare it with something, "
+            "as in `!= 0`; to change scores use score=."
+        )
+    return traced
 
 
 def tensor(values: Any) -> Mask:
     """A boolean tensor of any shape that broadcasts to (batch, heads, n_q, n_k)."""
-    values = torch.as_tensor(values)
+    values = as_tensor(values, "mask")
     if values.dtype != torch.bool:
         raise SpecError(
             f"a mask tensor must be boolean, True meaning may attend; got {values.dtype}. "
@@ -358,7 +360,7 @@ def _at_least(least: int, **numbers: int) -> None:
 
 
 def _whole(values: Numbers, what: str) -> Tensor:
-    result = torch.as_tensor(values)
+    result = as_tensor(values, what)
     if result.numel() and (result.is_floating_point() or result.is_complex() or result.dtype == torch.bool):
         raise SpecError(f"{what} must be whole numbers; got {result.dtype}.")
     return result.long()

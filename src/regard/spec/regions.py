@@ -5,6 +5,7 @@ Only regions about which the bounds leave a doubt are divided, so a structured m
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +20,11 @@ Lengths = tuple[int, int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Cover:
-    """The tiles of a mask that are not empty, sorted by batch element, head, row and column.
+    """The tiles of a mask that are not empty, as runs along a row, sorted by batch element, head, row and column.
 
-    `batch` and `heads` are 1 where the mask is the same for all of them; `b`, `h` then hold zeros. `grid` counts the
-    tiles along queries and keys, `tile` their size. `full` marks tiles in which every pair is seen.
+    Run number r has the tiles from `first[r]` up to but not including `last[r]` in row `row[r]`; `full[r]` marks runs
+    in which every pair is seen. `batch` and `heads` are 1 where the mask is the same for all; `b`, `h` then hold
+    zeros. `grid` counts the tiles along queries and keys, `tile` is their size.
     """
 
     batch: int
@@ -32,18 +34,34 @@ class Cover:
     b: Array
     h: Array
     row: Array
-    column: Array
+    first: Array
+    last: Array
     full: Array
-
-    def __len__(self) -> int:
-        return len(self.row)
 
     @property
     def counts(self) -> dict[str, int]:
         """How many tiles are empty, partial and full."""
         total = self.batch * self.heads * self.grid[0] * self.grid[1]
-        full = int(self.full.sum())
-        return {"empty": total - len(self), "partial": len(self) - full, "full": full}
+        sizes = self.last - self.first
+        full, partial = int(sizes[self.full].sum()), int(sizes[~self.full].sum())
+        return {"empty": total - full - partial, "partial": partial, "full": full}
+
+    def tiles(self) -> "Tiles":
+        """Every single tile that is not empty."""
+        sizes = self.last - self.first
+        b, h, row, first, full = (np.repeat(x, sizes) for x in (self.b, self.h, self.row, self.first, self.full))
+        begin = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return Tiles(b, h, row, first + np.arange(len(row)) - begin, full)
+
+
+class Tiles(NamedTuple):
+    """Single tiles: batch element, head, row, column, and whether every pair in it is seen."""
+
+    b: Array
+    h: Array
+    row: Array
+    column: Array
+    full: Array
 
 
 def cover(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int | Tensor, tile: tuple[int, int]) -> Cover:
@@ -59,13 +77,13 @@ def cover(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int | 
     bounds = Bounds(tensors, lengths, start)
     while True:
         low, high = bounds.of(term, _regions(cells, level, tile, lengths))
-        found.append((_tiles_of(cells[:, low == 1], level, grid), True))
+        found.append((_runs_of(cells[:, low == 1], level, grid), True))
         cells = cells[:, (low != 1) & (high != 0)]
         if level == 0:
             break
         level -= 1
         cells = _divide(cells, level, grid)
-    found.append((cells, False))
+    found.append((_runs_of(cells, 0, grid), False))
     return _assemble(batch, heads, grid, tile, found)
 
 
@@ -94,34 +112,33 @@ def _divide(cells: Array, level: int, grid: tuple[int, int]) -> Array:
     return split[:, inside]
 
 
-def _tiles_of(cells: Array, level: int, grid: tuple[int, int]) -> Array:
-    """The single tiles inside larger regions."""
+def _runs_of(cells: Array, level: int, grid: tuple[int, int]) -> Array:
+    """Regions as runs of tiles, one for each row: batch element, head, row, first column, column after the last."""
     side = 1 << level
-    down, right = (x.ravel() for x in np.meshgrid(np.arange(side), np.arange(side), indexing="ij"))
-    b, h, row, column = (np.repeat(x, side * side) for x in cells * [[1], [1], [side], [side]])
-    row, column = row + np.tile(down, cells.shape[1]), column + np.tile(right, cells.shape[1])
-    inside = (row < grid[0]) & (column < grid[1])
-    return np.stack([b, h, row, column])[:, inside]
+    b, h, row, column = (np.repeat(x, side) for x in cells * [[1], [1], [side], [side]])
+    row = row + np.tile(np.arange(side), cells.shape[1])
+    runs = np.stack([b, h, row, column, np.minimum(column + side, grid[1])])
+    return runs[:, row < grid[0]]
 
 
 def _assemble(
     batch: int, heads: int, grid: tuple[int, int], tile: tuple[int, int], found: list[tuple[Array, bool]]
 ) -> Cover:
-    cells = np.concatenate([c for c, _ in found], axis=1) if found else np.zeros((4, 0), np.int64)
-    full = np.concatenate([np.full(c.shape[1], sure) for c, sure in found]) if found else np.zeros(0, bool)
-    order = np.lexsort(cells[::-1])
-    b, h, row, column = cells[:, order]
-    return Cover(batch, heads, grid, tile, b, h, row, column, full[order])
+    runs = np.concatenate([r for r, _ in found], axis=1) if found else np.zeros((5, 0), np.int64)
+    full = np.concatenate([np.full(r.shape[1], sure) for r, sure in found]) if found else np.zeros(0, bool)
+    order = np.lexsort(runs[3::-1])
+    b, h, row, first, last = runs[:, order]
+    return Cover(batch, heads, grid, tile, b, h, row, first, last, full[order])
 
 
 def density(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int | Tensor, tile: int = 128) -> float:
     """The share of pairs that is seen, exactly: full tiles are counted by their area, partial ones looked at."""
-    tiles = cover(term, tensors, lengths, start, (tile, tile))
     _, _, n_q, n_k = lengths
-    if term is TRUE or not len(tiles):
+    if term is TRUE or 0 in lengths:
         return float(term is TRUE)
+    found = cover(term, tensors, lengths, start, (tile, tile))
     seen = 0
-    for b, h, row, column, full in zip(tiles.b, tiles.h, tiles.row, tiles.column, tiles.full, strict=True):
+    for b, h, row, column, full in zip(*found.tiles(), strict=True):
         queries = range(row * tile, min((row + 1) * tile, n_q))
         keys = range(column * tile, min((column + 1) * tile, n_k))
         if full:
@@ -131,4 +148,4 @@ def density(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int 
         positions = Positions(*one, queries, keys, start=start, n_q=n_q, n_k=n_k, device=torch.device("cpu"))
         condition = Evaluation(tensors, positions).condition(term)
         seen += int(condition.expand(positions.shape).sum())
-    return seen / (tiles.batch * tiles.heads * n_q * n_k)
+    return seen / (found.batch * found.heads * n_q * n_k)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.spec.array import as_tensor
 from regard.spec.finite import shielded
 from regard.spec.formula import Formula, FromLengths, FromQueries, gather, written
 from regard.spec.mask import broadcast_lookup
@@ -55,7 +56,7 @@ def rule(function: Callable[..., Any]) -> Rule:
 
 def alibi(slopes: Tensor | None = None) -> Rule:
     """s - slopes[h] · |p - j|: nearer is better. `slopes` has one number a head; None takes the standard ones."""
-    table = torch.zeros(1) if slopes is None else torch.as_tensor(slopes)
+    table = torch.zeros(1) if slopes is None else as_tensor(slopes, "slopes")
     later = (table, FromLengths(lambda lengths: alibi_slopes(lengths[1]))) if slopes is None else None
     checks = () if slopes is None else (_one_a_head(table, "slopes", 0),)
     return written_rule(
@@ -89,7 +90,7 @@ def softcap(c: float | Tensor) -> Rule:
 
 def bias(values: Any) -> Rule:
     """s + values[b, h, i, j] for a tensor of any shape that broadcasts to (batch, heads, n_q, n_k). -inf hides."""
-    values = torch.as_tensor(values)
+    values = as_tensor(values, "bias")
     if not values.is_floating_point():
         raise SpecError(f"a bias tensor must hold floats; got {values.dtype}. For a boolean mask use mask=.")
     term, tensors, names, checks = broadcast_lookup(values, "bias")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.errors import SpecError
 from regard.spec.finite import shielded
@@ -41,16 +41,17 @@ __all__ = [
 ]
 
 Number = float | Tensor
-TileFunction = Callable[[Tensor, Tensor], Tensor]
+TileFunction = Callable[..., Tensor]
 
 
 class Prepared(NamedTuple):
-    """Queries and keys ready for the engine's product, the scale of it, and parameters of its own."""
+    """Queries and keys ready for the engine's product, its scale and parameters, and a custom one's function."""
 
     q: Tensor
     k: Tensor
     scale: float = 1.0
     parameters: tuple[Tensor, ...] = ()
+    function: TileFunction | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +166,8 @@ class Metric(Score):
             raise SpecError(f"a distance must compare vectors of one width; got q={q_width}, k={k_width}{matrix}.")
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
-        q, k = fine(q), fine(k)
+        exact = fine(q).dtype
+        q, k = q.double(), k.double()  # the columns cancel in the product, so they are rounded once
         # distances do not change when both move; near the queries the squares are small and float32 does not cancel
         centre = _centre(q, k.shape[1])
         k = k - centre
@@ -180,7 +182,7 @@ class Metric(Score):
         ones = torch.ones_like(k[..., :1])
         q_half, k_half = -(q_moved * q).sum(-1, keepdim=True) / 2, -(k_moved * k).sum(-1, keepdim=True) / 2
         q_row = torch.cat([q_moved, torch.ones_like(q[..., :1]), q_half], dim=-1) * q_scale
-        return Prepared(q_row, torch.cat([k, k_half, ones], dim=-1))
+        return Prepared(q_row.to(exact), torch.cat([k, k_half, ones], dim=-1).to(exact))
 
     def prepared_width(self, width: int) -> int:
         return width + 2
@@ -228,38 +230,52 @@ class Custom(Score):
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         """The tensors the function uses are found by trying it on a corner, so that gradients can reach them."""
-        with _Watching() as seen:
-            corner = self.function(
-                fine(q[..., :2, :].detach()), fine(_repeat_heads(k[..., :3, :].detach(), q.shape[1]))
-            )
+        corners = fine(q[..., :2, :].detach()), fine(_repeat_heads(k[..., :3, :].detach(), q.shape[1]))
+        with _Watching(*corners) as seen:
+            corner = self.function(*corners)
         wanted = (*q.shape[:-2], min(2, q.shape[-2]), min(3, k.shape[-2]))
         if tuple(corner.shape) != wanted:
             raise SpecError(
                 "a custom score must turn queries (..., m, d) and keys (..., n, d) into (..., m, n); where "
                 f"{wanted} was due it gave {tuple(corner.shape)}."
             )
-        return Prepared(q, k, 1.0, tuple(seen.sources))
+        function, sources = self.function, tuple(seen.sources)
+
+        def with_parameters(q: Tensor, k: Tensor, *parameters: Tensor) -> Tensor:
+            with _Replacing(sources, parameters):
+                return function(q, k)
+
+        return Prepared(q, k, 1.0, sources, with_parameters if sources else function)
 
     def formula(self) -> str:
         return f"{getattr(self.function, '__name__', type(self.function).__name__)}(q, k)"
 
 
-class _Watching(TorchFunctionMode):
-    """Notices the tensors with gradients that come into a computation from outside."""
+class _Replacing(TorchFunctionMode):
+    """Puts other tensors in the place of those a function closes over."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources: tuple[Tensor, ...], places: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self._places = {id(source): place for source, place in zip(sources, places, strict=True)}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(lambda x: self._places.get(id(x), x), (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+class _Watching(TorchFunctionMode):
+    """Notices the float tensors that come into a computation from outside."""
+
+    def __init__(self, *made: Tensor) -> None:
         super().__init__()
         self.sources: list[Tensor] = []
-        self._made: list[Tensor] = []
+        self._made = list(made)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for x in tree_leaves((args, kwargs)):
-            if (
-                isinstance(x, Tensor)
-                and x.requires_grad
-                and not any(x is known for known in (*self._made, *self.sources))
-            ):
+            known = any(x is other for other in (*self._made, *self.sources))
+            if isinstance(x, Tensor) and x.is_floating_point() and not known:
                 self.sources.append(x)
         self._made.extend(x for x in tree_leaves(result) if isinstance(x, Tensor))
         return result

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.spec.array import as_tensor
 from regard.spec.finite import shielded
 from regard.spec.formula import Formula, FromQueries, Start, gather
 from regard.spec.mask import Mask, as_mask
@@ -110,17 +111,18 @@ class Question:
     has_heads: bool
     is_numpy: bool
 
-    def inputs(self) -> Inputs:
-        """Preparation, in plain differentiable torch: what the engine's product is taken of."""
-        prepared = self.score.prepared(self.q, self.k)
-        tensors = self.formula.resolved(self.spec.lengths, self.start, self.q)
+    def inputs(self, exact: torch.dtype | None = None) -> Inputs:
+        """Preparation, in plain differentiable torch: what the engine's product is taken of. `exact` converts first."""
+        q, k, v = (x if exact is None else x.to(exact) for x in (self.q, self.k, self.v))
+        prepared = self.score.prepared(q, k)
+        tensors = self.formula.resolved(self.spec.lengths, self.start, q)
         return Inputs(
             q=prepared.q,
             k=prepared.k,
-            v=self.v,
+            v=v,
             tensors=tuple(t.to(self.q.device) for t in tensors),
             parameters=prepared.parameters,
-            function=getattr(self.score, "function", None),
+            function=prepared.function,
             start=self.start,
             seed=self.seed,
         )
@@ -155,11 +157,9 @@ def read(
     q, k, v = (_as_tensor(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     q, k, v = _one_dtype(q, k, v)
     q4, k4, v4, leading = _four_dimensional(q, k, v)
-    chosen_score, chosen_mask, chosen_weigh = (
-        as_score(score),
-        None if mask is None else as_mask(mask),
-        as_weigh(weigh),
-    )
+    score, mask = (_aligned(x, q, leading) for x in (score, mask))
+    chosen_score, chosen_weigh = as_score(score), as_weigh(weigh)
+    chosen_mask = None if mask is None else as_mask(mask)
     chosen_score.check(q4.shape[-1], k4.shape[-1])
     chosen_weigh.check(q4.shape[1])
     lengths = (q4.shape[0], q4.shape[1], q4.shape[2], k4.shape[2])
@@ -216,7 +216,7 @@ def read(
 def _as_tensor(x: Any, name: str) -> Tensor:
     if isinstance(x, (tuple, torch.Size)) and all(isinstance(n, int) for n in x):
         x = torch.empty(x, device="meta")  # a shape alone: enough to plan with
-    tensor = x if isinstance(x, Tensor) else torch.as_tensor(x)
+    tensor = as_tensor(x, name)
     if tensor.dtype not in FLOATS:
         raise SpecError(
             f"{name} must hold float64, float32, bfloat16 or float16; got {tensor.dtype}. "
@@ -276,13 +276,30 @@ def _four_dimensional(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
     return flat[0], flat[1], flat[2], (*batch, q_heads) if has_heads else tuple(batch)
 
 
+def _aligned(values: Any, q: Tensor, leading: tuple[int, ...]) -> Any:
+    """A mask or bias given as an array with the dimensions of q, as (batch, heads, n_q, n_k)."""
+    if not isinstance(values, (Tensor, np.ndarray)) or values.ndim != q.dim() or q.dim() == 4:
+        return values
+    whole = as_tensor(values, "mask")
+    if q.dim() < 4:
+        return whole.unsqueeze(-3)
+    if all(size == 1 for size in whole.shape[:-3]):
+        return whole.reshape(1, *whole.shape[-3:])
+    try:
+        return whole.expand(*leading[:-1], *whole.shape[-3:]).flatten(0, -4)
+    except RuntimeError:
+        raise SpecError(
+            f"a mask of {q.dim()} dimensions must broadcast over {leading}; got {tuple(whole.shape)}."
+        ) from None
+
+
 def _start(start: Any, lengths: Lengths, device: torch.device) -> Start:
     batch, _, n_q, n_k = lengths
     if start is None:
         return n_k - n_q
     if isinstance(start, (int, np.integer)):
         return int(start)
-    each = torch.as_tensor(start)
+    each = as_tensor(start, "start")
     if each.is_floating_point() or each.dim() > 1 or each.numel() not in (1, batch):
         raise SpecError(
             f"start must be a whole number, or one for each of {batch} batch elements; got {each.dtype} of shape "

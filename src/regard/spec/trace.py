@@ -54,7 +54,10 @@ def trace(function: Callable[..., Any], names: Sequence[str]) -> Traced:
 def _dice() -> tuple[object, ...]:
     """The state of the random generators: a rule that draws from one changes it, even if it draws the same twice."""
     kind, state, *rest = np.random.get_state(legacy=True)
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(state).tobytes(), *rest
+    own: list[object] = [random.getstate(), kind, np.asarray(state).tobytes(), *rest]
+    with suppress(RuntimeError):  # inside a torch.func transform the state cannot be read
+        own.append(torch.get_rng_state().numpy().tobytes())
+    return tuple(own)
 
 
 def _trace_once(function: Callable[..., Any], names: Sequence[str]) -> Traced:

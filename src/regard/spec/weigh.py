@@ -50,7 +50,8 @@ def sink(logit: float | Tensor = 0.0) -> Weigh:
 
     def factor(lse: Tensor | None, n_k: int | Tensor) -> Tensor:
         assert lse is not None
-        return torch.sigmoid(lse - level.reshape(-1, 1).to(lse))
+        # sigmoid(lse - logit), whose own derivative y (1 - y) would cancel where y is near 1
+        return torch.exp(torch.nn.functional.logsigmoid(lse - level.reshape(-1, 1).to(lse)))
 
     return Weigh(Softmax(), "softmax with a sink", factor=factor, check=check)
 

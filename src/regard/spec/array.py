@@ -1,0 +1,22 @@
+"""Arrays of any kind as tensors."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import SpecError
+
+
+def as_tensor(values: Any, name: str) -> Tensor:
+    """A tensor from a tensor, an array or numbers; an array that torch cannot share memory with is copied."""
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, np.ndarray) and (not values.flags.writeable or any(s < 0 for s in values.strides)):
+        values = values.copy()
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = f"{type(values).__name__} ({error})"
+        raise SpecError(f"{name} must be a tensor or an array of numbers; got {got}.") from None

@@ -1,0 +1,131 @@
+"""Run as a program: long problems in a process of their own, with memory and time told as JSON.
+
+python -m tests.long.program CASE   ->   {"bytes": ..., "seconds": ..., ...}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import regard
+from regard import mask, measure
+from tests.laws.peak import forget_peak, resident_peak
+
+WIDTH = 64
+
+
+def inputs(n: int) -> list[Tensor]:
+    return [torch.randn(1, 1, n, WIDTH, generator=torch.Generator().manual_seed(s)) for s in range(3)]
+
+
+def measured(warm_up: Callable[[], object], work: Callable[[], object]) -> dict[str, float]:
+    """What the work takes beyond what is there already, once threads and buffers of fixed size are alive."""
+    warm_up()
+    forget_peak()
+    before, began = resident_peak(), time.monotonic()
+    work()
+    return {"bytes": resident_peak() - before, "seconds": time.monotonic() - began}
+
+
+def forward_and_backward(n: int) -> dict[str, float]:
+    """All pairs, in both directions; some rows of the answer are worked out again in float64."""
+
+    def run(leaves: list[Tensor]) -> Tensor:
+        output = regard.attention(*leaves)
+        output.backward(torch.ones_like(output))
+        return output
+
+    leaves = [x.requires_grad_() for x in inputs(n)]
+    kept: list[Tensor] = []
+    found = measured(lambda: run([x.requires_grad_() for x in inputs(1024)]), lambda: kept.append(run(leaves).detach()))
+    q, k, v = (x.detach()[0, 0].double() for x in leaves)
+    errors_forward, errors_backward = [], []
+    for i in (0, n // 3, n - 1):
+        scores = k @ q[i] / math.sqrt(WIDTH)
+        weights = torch.softmax(scores, 0)
+        of_weights = v.sum(1)  # the gradient that arrives is 1 everywhere
+        of_scores = weights * (of_weights - weights @ of_weights)
+        errors_forward.append(float((kept[0][0, 0, i] - weights @ v).abs().max()))
+        errors_backward.append(float((leaves[0].grad[0, 0, i] - of_scores @ k / math.sqrt(WIDTH)).abs().max()))
+    return found | {"error": max(errors_forward), "gradient_error": max(errors_backward)}
+
+
+def windowed_plan(n: int) -> dict[str, float]:
+    """The processor time of a plan whose mask nobody has asked about yet."""
+    regard.explain((64, WIDTH), (64, WIDTH), (64, WIDTH), mask=mask.causal() & mask.window(256))
+    began = time.process_time()
+    plan = regard.explain((n, WIDTH), (n, WIDTH), (n, WIDTH), mask=mask.causal() & mask.window(256))
+    return {"seconds": time.process_time() - began, "visited": plan.cost.visited}
+
+
+def windowed_forward(n: int) -> dict[str, float]:
+    """The best processor time of three at half the length and at the whole length, taken in turns."""
+    seen = mask.causal() & mask.window(256)
+    half, whole = inputs(n // 2), inputs(n)
+    regard.attention(*inputs(4096), mask=seen)
+    best = {"half": math.inf, "whole": math.inf}
+    for _ in range(3):
+        for name, x in (("half", half), ("whole", whole)):
+            began = time.process_time()
+            output = regard.attention(*x, mask=seen)
+            best[name] = min(best[name], time.process_time() - began)
+    q, k, v = (x[0, 0].double() for x in whole)
+    errors = []
+    for i in (0, 300, n // 3, n - 1):
+        near = slice(max(0, i - 255), i + 1)
+        weights = torch.softmax(k[near] @ q[i] / math.sqrt(WIDTH), 0)
+        errors.append(float((output[0, 0, i] - weights @ v[near]).abs().max()))
+    return best | {"error": max(errors)}
+
+
+def measures(n: int) -> dict[str, float]:
+    def run(x: list[Tensor]) -> measure.Measured:
+        wanted = (measure.entropy, measure.received, measure.top(8), measure.pool(512, 512))
+        return regard.attend(*x).weights.measure(*wanted)
+
+    x = inputs(n)
+    kept: list[measure.Measured] = []
+    found = measured(lambda: run(inputs(1024)), lambda: kept.append(run(x)))
+    (entropy, received, top, pool) = kept[0]
+    q, k, _ = (t[0, 0].double() for t in x)
+    i = n // 3
+    weights = torch.softmax(k @ q[i] / math.sqrt(WIDTH), 0)
+    return found | {
+        "error": max(
+            abs(float(entropy[0, 0, i] - torch.special.entr(weights).sum())),
+            abs(float(received.sum()) / n - 1.0),
+            abs(float(top.values[0, 0, i].sum() - weights.topk(8).values.sum())),
+            abs(float(pool.mean.double().mean()) * n - 1.0),
+        )
+    }
+
+
+def second_order(n: int) -> dict[str, float]:
+    """The gradient of a gradient's square, causal."""
+
+    def run(leaves: list[Tensor]) -> None:
+        output = regard.attention(*leaves, mask=mask.causal())
+        first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+        torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    leaves = [x.requires_grad_() for x in inputs(n)]
+    return measured(lambda: run([x.requires_grad_() for x in inputs(1024)]), lambda: run(leaves))
+
+
+CASES: dict[str, Callable[[], dict[str, float]]] = {
+    "forward and backward": lambda: forward_and_backward(65_536),
+    "windowed plan": lambda: windowed_plan(262_144),
+    "windowed forward": lambda: windowed_forward(262_144),
+    "measures": lambda: measures(32_768),
+    "second order": lambda: second_order(8_192),
+}
+
+if __name__ == "__main__":
+    print(json.dumps(CASES[sys.argv[1]]()))

@@ -1,0 +1,70 @@
+"""Long sequences: linear memory, and linear time where the mask leaves a band."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.long
+
+ROOT = pathlib.Path(__file__).parents[2]
+GIGABYTE = 10**9
+A_MATRIX = 4 * 65_536**2  # bytes of all pairs at the longest length, 17 GB
+
+
+def run(case: str, threads: int) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.long.program", case],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, float] = json.loads(done.stdout)
+    print(case, found)
+    return found
+
+
+def test_65536_tokens_go_forward_and_backward_in_less_than_a_gigabyte():
+    found = run("forward and backward", threads=2)
+
+    # Three gradients and an output of 17 MB each, and tiles: a sixteenth of what is allowed.
+    assert found["bytes"] < GIGABYTE < A_MATRIX
+    # Weights are about 1/65536; sums of as many float32 terms stray by far less than a single value of about 1.
+    assert found["error"] < 1e-5
+    assert found["gradient_error"] < 1e-5
+
+
+def test_a_window_over_262144_tokens_is_planned_in_less_than_a_second():
+    found = run("windowed plan", threads=1)
+
+    assert found["seconds"] < 1.0
+    # A query sees 256 keys; tiles at the edges of the band hold some more.
+    assert 262_144 * 200 < found["visited"] < 262_144 * 2_000
+
+
+def test_twice_the_tokens_take_twice_the_time_under_a_window():
+    # Processor time of one thread: what others do on the machine does not count, nor do threads that wait.
+    found = run("windowed forward", threads=1)
+
+    assert found["whole"] < 2.3 * found["half"]
+    assert found["error"] < 1e-5  # float32 sums of 256 terms
+
+
+def test_measures_over_32768_tokens_take_less_than_a_gigabyte():
+    found = run("measures", threads=2)
+
+    assert found["bytes"] < GIGABYTE < 4 * 32_768**2
+    assert found["error"] < 1e-4  # entropy is about 10, summed from 32,768 float32 weights
+
+
+def test_second_derivatives_keep_to_linear_memory():
+    found = run("second order", threads=2)
+
+    # One matrix of all pairs is 268 MB, and a graph of them holds a dozen.
+    assert found["bytes"] < 4 * 8_192**2
