@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.eager import runs_eagerly
@@ -87,7 +88,8 @@ def attend(
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
     plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
     output, statistic, inputs = answer(question, plan)
-    shaped = None if statistic is None else question.shaped(statistic)
+    exact = torch.float64 if plan.spec.dtype == torch.float64 else torch.float32
+    shaped = None if statistic is None else question.shaped(statistic.to(exact))
     weights = Weights(question, plan, inputs, statistic)
     return Attended(question.shaped(output), weights, question.seed, shaped)
 
@@ -130,5 +132,4 @@ def answer(question: Question, plan: Plan, n_k: int | Tensor | None = None) -> t
     if question.weigh.factor is not None:
         share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
         output = output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)
-    statistic = None if statistic is None else statistic.to(plan.spec.precision)
     return output.to(plan.spec.dtype), statistic, inputs

@@ -31,10 +31,13 @@ def positions_of(spec: Spec, inputs: Inputs, b: Index, h: Index, i: Index, j: In
     return Positions(b, h, i, j, start=inputs.start, n_q=spec.n_q, n_k=spec.n_k, device=inputs.q.device)
 
 
-def block(spec: Spec, inputs: Inputs, positions: Positions, q: Tensor, k: Tensor, finite: bool = True) -> Block:
+def block(
+    spec: Spec, inputs: Inputs, positions: Positions, q: Tensor, k: Tensor, finite: bool = True, guarded: bool = False
+) -> Block:
     """The scores of q (batch, heads, m, width) and k (batch, heads, n, width) at these positions.
 
-    With `finite=False` a product reads only what is seen, so that NaN in what is hidden reaches nothing.
+    With `finite=False` a product reads only what is seen, so that NaN in what is hidden reaches nothing. `guarded`
+    keeps hidden pairs out of a rule's gradient, but torch.func cannot look into that.
     """
     condition = visible(spec.mask, spec.rule, inputs.tensors)
     looked = Evaluation(inputs.tensors, positions)
@@ -44,7 +47,11 @@ def block(spec: Spec, inputs: Inputs, positions: Positions, q: Tensor, k: Tensor
         with torch.no_grad():
             seen = block(spec, inputs, positions, q, k).scores != -torch.inf
     raw = _product(spec, inputs, q, k, None if finite else seen)
-    if spec.rule is not None:
+    if spec.rule is not None and not guarded:
+        changed = Evaluation(inputs.tensors, positions, raw, raw.dtype)
+        raw = changed.number(spec.rule).expand(positions.shape)
+        changed.check_range(seen)
+    elif spec.rule is not None:
         raw = _Rule.apply(spec.rule, positions, seen, raw, *inputs.tensors)  # type: ignore[no-untyped-call]  # torch
     return Block(positions, raw if seen is None else torch.where(seen, raw, -torch.inf), seen)
 
@@ -93,7 +100,7 @@ def dense(spec: Spec, inputs: Inputs, rows: range, precision: torch.dtype) -> tu
     k, v = (x.to(precision).repeat_interleave(spec.group, dim=1) for x in (inputs.k, inputs.v))
     positions = positions_of(spec, inputs, range(spec.batch), range(spec.heads), rows, range(spec.n_k))
     finite = all_finite(q, k, v)
-    found = block(spec, inputs, positions, q, k, finite)
+    found = block(spec, inputs, positions, q, k, finite, guarded=True)
     seen = None if finite else found.scores != -torch.inf
     weights, statistic = spec.normaliser.dense(found.scores)
     if seen is not None:

@@ -60,6 +60,7 @@ class Score:
 
     rule: Formula | None = None
     kind: ClassVar[str] = "dot"
+    precision: ClassVar[torch.dtype] = torch.float32  # the least that its product must be computed in
 
     @property
     def keeps_rows(self) -> bool:
@@ -155,10 +156,14 @@ class Cosine(Score):
 
 @dataclass(frozen=True, eq=False)
 class Metric(Score):
-    """-(q - k)' M (q - k) / 2 with M = 1/sigma^2 or a matrix: a product with two more columns."""
+    """-(q - k)' M (q - k) / 2 with M = 1/sigma^2 or a matrix: a product with two more columns.
+
+    The columns cancel: near neighbours are small differences of large squares, as are their gradients. Hence float64.
+    """
 
     sigma: Number = 1.0
     m: Tensor | None = None
+    precision: ClassVar[torch.dtype] = torch.float64
 
     def check(self, q_width: int, k_width: int) -> None:
         if q_width != k_width or (self.m is not None and tuple(self.m.shape[-2:]) != (q_width, q_width)):
@@ -166,9 +171,8 @@ class Metric(Score):
             raise SpecError(f"a distance must compare vectors of one width; got q={q_width}, k={k_width}{matrix}.")
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
-        exact = fine(q).dtype
-        q, k = q.double(), k.double()  # the columns cancel in the product, so they are rounded once
-        # distances do not change when both move; near the queries the squares are small and float32 does not cancel
+        q, k = q.double(), k.double()
+        # distances do not change when both move; near the queries the squares are small
         centre = _centre(q, k.shape[1])
         k = k - centre
         q = q - _repeat_heads(centre, q.shape[1])
@@ -177,12 +181,13 @@ class Metric(Score):
             inverse = 1.0 / _per_head(sigma.to(q)) ** 2
             q_moved, k_moved, q_scale = q, k, inverse
         else:
-            m = fine_as((self.m + self.m.mT) / 2, q)
+            m = self.m.to(q)
+            m = (m + m.mT) / 2
             q_moved, k_moved, q_scale = q @ m, k @ m, torch.ones((), dtype=q.dtype, device=q.device)
         ones = torch.ones_like(k[..., :1])
         q_half, k_half = -(q_moved * q).sum(-1, keepdim=True) / 2, -(k_moved * k).sum(-1, keepdim=True) / 2
         q_row = torch.cat([q_moved, torch.ones_like(q[..., :1]), q_half], dim=-1) * q_scale
-        return Prepared(q_row.to(exact), torch.cat([k, k_half, ones], dim=-1).to(exact))
+        return Prepared(q_row, torch.cat([k, k_half, ones], dim=-1))
 
     def prepared_width(self, width: int) -> int:
         return width + 2

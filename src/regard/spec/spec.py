@@ -28,8 +28,9 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Spec:
     """What is asked, in numbers and terms: equal specs have equal plans.
 
-    `width` is that of the product the engine computes, after preparation. `start` is None where it differs by batch
-    element. `tensors` has the shape and dtype of each captured tensor; the tensors themselves travel beside the spec.
+    `width` is that of the product the engine computes, after preparation, and `precision` what scores and sums are
+    computed in. `start` is None where it differs by batch element. `tensors` has the shape and dtype of each captured
+    tensor; the tensors themselves travel beside the spec.
     """
 
     batch: int
@@ -43,6 +44,7 @@ class Spec:
     device: str
     score: str
     scale: float
+    precision: torch.dtype
     rule: Term | None
     mask: Term
     normaliser: Normaliser
@@ -59,11 +61,6 @@ class Spec:
     def group(self) -> int:
         """How many query heads share a key head."""
         return self.heads // self.key_heads if self.key_heads else 1
-
-    @property
-    def precision(self) -> torch.dtype:
-        """What sums are kept in."""
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +181,7 @@ def read(
         device=q4.device.type,
         score=chosen_score.kind,
         scale=_scale(chosen_score, q4),
+        precision=torch.float64 if torch.float64 in (q4.dtype, chosen_score.precision) else torch.float32,
         rule=rule_term,
         mask=mask_term,
         normaliser=chosen_weigh.normaliser,
