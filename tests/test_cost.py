@@ -132,17 +132,13 @@ def test_additive_scores_cost_a_sum_for_each_hidden_number_and_a_product_with_u(
 def test_projections_and_attention_cost_what_torch_counts_for_multihead_attention(n_q: int, n_k: int) -> None:
     module = nn.MultiheadAttention(24, 4, batch_first=True)
     x, y = torch.randn(2, n_q, 24), torch.randn(2, n_k, 24)
-    expected = cost.projections(n_q, n_k, 24, heads=4, batch=2) + cost.attention(
-        n_q, n_k, 6, heads=4, batch=2
-    )
+    expected = cost.projections(n_q, n_k, 24, heads=4, batch=2) + cost.attention(n_q, n_k, 6, heads=4, batch=2)
     assert counted(lambda: module(x, y, y, need_weights=True)) == expected.total
 
 
 @pytest.mark.parametrize("output", [True, False])
 @pytest.mark.parametrize("head_width", [None, 5])
-def test_grouped_projections_cost_what_torch_counts_for_their_matrices(
-    head_width: int | None, output: bool
-) -> None:
+def test_grouped_projections_cost_what_torch_counts_for_their_matrices(head_width: int | None, output: bool) -> None:
     width, heads, key_heads, n_q, n_k = 24, 6, 2, 7, 9
     d = head_width or width // heads
     x, y = torch.randn(n_q, width), torch.randn(n_k, width)
@@ -154,9 +150,7 @@ def test_grouped_projections_cost_what_torch_counts_for_their_matrices(
         if output:
             to_o(q)
 
-    expected = cost.projections(
-        n_q, n_k, width, heads=heads, key_heads=key_heads, head_width=head_width, output=output
-    )
+    expected = cost.projections(n_q, n_k, width, heads=heads, key_heads=key_heads, head_width=head_width, output=output)
     assert counted(run) == expected.total
 
 
@@ -184,9 +178,7 @@ def test_a_layer_costs_what_torch_counts_for_an_encoder_layer() -> None:
 
 
 def test_a_layer_is_the_sum_of_its_parts() -> None:
-    whole = cost.layer(
-        9, 24, heads=6, key_heads=2, head_width=5, feed_forward=40, gated=True, pairs=45, batch=2
-    )
+    whole = cost.layer(9, 24, heads=6, key_heads=2, head_width=5, feed_forward=40, gated=True, pairs=45, batch=2)
     assert whole == (
         cost.projections(9, 9, 24, heads=6, key_heads=2, head_width=5, batch=2)
         + cost.attention(9, 9, 5, heads=6, pairs=45, batch=2)
@@ -228,9 +220,7 @@ def test_training_a_whole_model_costs_what_torch_counts_and_what_six_n_d_says() 
     forward += cost.vocabulary(length, width, vocabulary, batch=batch)
     assert counted(step) == cost.training(forward).total
 
-    matrices = [p for block in model.blocks for p in block.parameters() if p.ndim == 2] + [
-        model.tokens.weight
-    ]
+    matrices = [p for block in model.blocks for p in block.parameters() if p.ndim == 2] + [model.tokens.weight]
     N = sum(matrix.numel() for matrix in matrices)
     one = layers * cost.layer(1, width) + cost.vocabulary(1, width, vocabulary)
     assert one.rest // 2 == N
@@ -251,8 +241,7 @@ def test_causal_attention_halves_the_correction_of_six_n_d() -> None:
 def test_training_follows_the_published_table() -> None:
     B, T, D, V, hidden = 4, 128, 64, 1000, 160
     trained = cost.training(
-        cost.layer(T, D, heads=4, feed_forward=hidden, batch=B)
-        + cost.vocabulary(T, D, V, one_hot_input=True, batch=B)
+        cost.layer(T, D, heads=4, feed_forward=hidden, batch=B) + cost.vocabulary(T, D, V, one_hot_input=True, batch=B)
     )
     assert trained.attention == 12 * B * T**2 * D
     assert trained.projections == 24 * B * T * D**2
@@ -301,9 +290,7 @@ def test_the_crossing_does_not_depend_on_the_length_it_is_read_off_at() -> None:
     read = {cost.crossing(cost.layer(n, 48, heads=6, key_heads=2), n) for n in (1, 7, 1000)}
     assert len(read) == 1
     at = cost.layer(7 * 48, 48, heads=6, key_heads=2)
-    assert at.attention > at.rest > 0, (
-        "fewer key heads make the rest cheaper, so attention overtakes it sooner"
-    )
+    assert at.attention > at.rest > 0, "fewer key heads make the rest cheaper, so attention overtakes it sooner"
 
 
 # ---- memory
@@ -320,13 +307,9 @@ def test_the_144_megabytes_of_the_article_are_144_mebibytes_a_sample() -> None:
 def test_activations_are_the_tensors_autograd_keeps_for_a_16_bit_layer(recompute: bool) -> None:
     B, n, D, H = 2, 24, 16, 4
     dtype = torch.bfloat16
-    qkv, out, up, down = (
-        nn.Linear(i, o, dtype=dtype) for i, o in ((D, 3 * D), (D, D), (D, 4 * D), (4 * D, D))
-    )
+    qkv, out, up, down = (nn.Linear(i, o, dtype=dtype) for i, o in ((D, 3 * D), (D, D), (D, 4 * D), (4 * D, D)))
     norms = [nn.LayerNorm(D, dtype=dtype) for _ in range(2)]
-    parameters = {
-        p.untyped_storage().data_ptr() for m in (qkv, out, up, down, *norms) for p in m.parameters()
-    }
+    parameters = {p.untyped_storage().data_ptr() for m in (qkv, out, up, down, *norms) for p in m.parameters()}
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -377,17 +360,13 @@ def test_the_cache_takes_the_bytes_of_the_tensors_in_it() -> None:
 
 
 @pytest.mark.parametrize("heads, key_heads, size", [(32, 32, 2), (32, 8, 2), (32, 1, 4)])
-def test_decoding_does_as_many_flops_a_byte_as_counted_on_real_tensors(
-    heads: int, key_heads: int, size: int
-) -> None:
+def test_decoding_does_as_many_flops_a_byte_as_counted_on_real_tensors(heads: int, key_heads: int, size: int) -> None:
     length, d = 20, 4
     q, k = torch.randn(1, heads, 1, d), torch.randn(1, key_heads, length, d)
     with sdpa_kernel(SDPBackend.MATH):
         flops = counted(lambda: F.scaled_dot_product_attention(q, k, k, enable_gqa=True))
     intensity = cost.decode_intensity(heads, key_heads, bytes_per_number=size)
-    assert (
-        intensity == Fraction(flops, 2 * k.numel() * size) == Fraction(heads, key_heads) * Fraction(2, size)
-    )
+    assert intensity == Fraction(flops, 2 * k.numel() * size) == Fraction(heads, key_heads) * Fraction(2, size)
 
 
 # ---- parameters
@@ -491,9 +470,7 @@ def mechanism(name: str, n: int, d: int, m: int, w: int, a: int) -> list[Tensor]
         case "nystromformer":
             landmarks = empty(m, d)
             left, middle, right = x @ landmarks.T, landmarks @ landmarks.T, landmarks @ x.T
-            inverse = middle @ (
-                middle @ (middle @ (middle @ middle))
-            )  # a step of its iteration: four products
+            inverse = middle @ (middle @ (middle @ (middle @ middle)))  # a step of its iteration: four products
             held = [left, inverse, right]
             left @ (inverse @ (right @ x))
         case "linear":
@@ -575,9 +552,7 @@ def test_what_is_left_out_counts_once_or_takes_its_usual_size() -> None:
     assert cost.attention(5, 7, 8) == cost.attention(5, 7, 8, value_width=8, **once, pairs=35)
     assert cost.softmax(5, 7) == cost.softmax(5, 7, **once)
     assert cost.additive_scores(5, 7, 3) == cost.additive_scores(5, 7, 3, **once)
-    assert cost.projections(5, 7, 9) == cost.projections(
-        5, 7, 9, **once, key_heads=1, head_width=9, output=True
-    )
+    assert cost.projections(5, 7, 9) == cost.projections(5, 7, 9, **once, key_heads=1, head_width=9, output=True)
     assert cost.feed_forward(5, 8) == cost.feed_forward(5, 8, 32, gated=False, batch=1)
     assert cost.vocabulary(5, 8, 9) == cost.vocabulary(5, 8, 9, one_hot_input=False, batch=1)
     assert cost.layer(5, 8) == cost.layer(5, 8, **once, feed_forward=32, gated=False, pairs=25)
@@ -674,9 +649,7 @@ def test_what_is_no_count_is_refused(ask: Callable[[], object], name: str, least
         ),
     ],
 )
-def test_numbers_that_do_not_go_together_are_refused(
-    ask: Callable[[], object], must: str, got: str, do: str
-) -> None:
+def test_numbers_that_do_not_go_together_are_refused(ask: Callable[[], object], must: str, got: str, do: str) -> None:
     with pytest.raises(SpecError, match=f"^{re.escape(f'{must}; got {got}. {do}.')}$"):
         ask()
 

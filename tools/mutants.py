@@ -53,9 +53,7 @@ def read_list(path: Path, root: Path) -> list[Break]:
     for entry in tomllib.loads(path.read_text(encoding="utf8")).get("break", []):
         expected = {"name", "file", "old", "new", "laws"}
         if set(entry) != expected:
-            raise ListError(
-                f"a break must have {', '.join(sorted(expected))}; got {', '.join(sorted(entry))}"
-            )
+            raise ListError(f"a break must have {', '.join(sorted(expected))}; got {', '.join(sorted(entry))}")
         breaks.append(Break(entry["name"], entry["file"], entry["old"], entry["new"], tuple(entry["laws"])))
     names = [each.name for each in breaks]
     for each in breaks:
@@ -71,9 +69,7 @@ def _check(each: Break, namesakes: int, root: Path) -> None:
         raise ListError(f"{each.name}: the file must be one under src; got {each.file}")
     count = path.read_text(encoding="utf8").count(each.old) if each.old else 0
     if count != 1:
-        raise ListError(
-            f"{each.name}: the old text must occur exactly once in {each.file}; got {count} times"
-        )
+        raise ListError(f"{each.name}: the old text must occur exactly once in {each.file}; got {count} times")
     if each.old == each.new:
         raise ListError(f"{each.name}: the new text must differ from the old")
     if not each.laws:
@@ -104,9 +100,7 @@ def demand_the_copy_is_used(tree: Path) -> None:
     ask = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1]).origin)"
     for package in sorted(path.parent.name for path in tree.glob("src/*/__init__.py")):
         command = [sys.executable, "-c", ask, package]
-        done = subprocess.run(
-            command, cwd=tree, env=environment(tree), capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True, check=True)
         if not Path(done.stdout.strip()).resolve().is_relative_to(tree.resolve()):
             raise ListError(f"{package} must come from the copy in {tree}; got {done.stdout.strip()}")
 
@@ -186,9 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = options.root.resolve()
     try:
         breaks = read_list(options.list or root / "tools" / "mutants.toml", root)
-        chosen = [
-            each for each in breaks if not options.words or any(word in each.name for word in options.words)
-        ]
+        chosen = [each for each in breaks if not options.words or any(word in each.name for word in options.words)]
         if not chosen:
             raise ListError("at least one break must be chosen; got none")
         return judge(root, chosen, options.jobs, options.seconds)

@@ -223,7 +223,7 @@ def test_a_score_of_zero_is_not_zero_attention(engine):
 
     found = regard.attend(q, k, v, engine=engine)
 
-    torch.testing.assert_close(found.weights[0], torch.full((3,), 1 / 3))
+    torch.testing.assert_close(found.weights[0].float(), torch.full((3,), 1 / 3))
     torch.testing.assert_close(found.output, torch.tensor([[3.0]]))
 
 

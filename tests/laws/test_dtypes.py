@@ -192,9 +192,7 @@ def test_a_rule_of_positions_alone_is_computed_as_torch_computes_it(engine):
     q, k, v = cases.Problem(1, 1, 1, 6, 6, 3, 3, seed=1).tensors()
 
     got = cases.attention(engine, q, k, v, score=lambda s, b, h, i, j: s - 0.1 * abs(i - j) - torch.log(i + j + 1.5))
-    expected = direct.attention(
-        q, k, v, rules=[lambda s, w: s - 0.1 * (w.i - w.j).abs() - torch.log(w.i + w.j + 1.5)]
-    )
+    expected = direct.attention(q, k, v, rules=[lambda s, w: s - 0.1 * (w.i - w.j).abs() - torch.log(w.i + w.j + 1.5)])
 
     cases.close(got, expected.output, engine)
 

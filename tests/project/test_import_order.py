@@ -188,9 +188,7 @@ def circles(source: Path) -> list[str]:
     """Modules that wait for each other while they are being imported, each circle once."""
     modules = read(source)
     waits_for = {
-        name: sorted(
-            {i.target for i in imports_of(module, modules) if i.at_import_time and i.target in modules}
-        )
+        name: sorted({i.target for i in imports_of(module, modules) if i.at_import_time and i.target in modules})
         for name, module in modules.items()
     }
     found: list[str] = []

@@ -125,9 +125,7 @@ def test_a_break_that_keeps_its_law_from_running_is_not_killed(
         ({"laws": ["tests/test_laws.py::test_gone"]}, "every named law must pass on the code as it is"),
     ],
 )
-def test_a_list_that_proves_nothing_is_refused(
-    tmp_path: Path, change: dict[str, object], reason: str
-) -> None:
+def test_a_list_that_proves_nothing_is_refused(tmp_path: Path, change: dict[str, object], reason: str) -> None:
     done = mutants(project(tmp_path, change))
     assert done.returncode == 2
     assert reason in done.stderr

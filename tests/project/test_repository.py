@@ -18,9 +18,7 @@ MACHINE = re.compile(r"(?<![\w.~-])/(?:farm|home|opt|root|tmp|work)(?![\w-])")
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9][0-9.]*)")
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`\n]*`")
-LINK = re.compile(
-    r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*<?([^\s>]+)|(?:src|href)=[\"']([^\"']+)", re.MULTILINE
-)
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*<?([^\s>]+)|(?:src|href)=[\"']([^\"']+)", re.MULTILINE)
 OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 
 
@@ -42,9 +40,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _is_left_over(folder: str) -> bool:
-    return (
-        folder.startswith(".") or folder in {"build", "dist", "__pycache__"} or folder.endswith(".egg-info")
-    )
+    return folder.startswith(".") or folder in {"build", "dist", "__pycache__"} or folder.endswith(".egg-info")
 
 
 def texts(root: Path) -> Iterator[tuple[str, str]]:
@@ -131,9 +127,7 @@ def test_every_relative_link_of_a_document_leads_somewhere() -> None:
 def test_a_machine_path_is_found_and_an_address_is_not_one(tmp_path: Path) -> None:
     folder = "/" + "tmp"
     (tmp_path / "a.py").write_text(f"read('{folder}/x')\ncd {folder}\n", encoding="utf8")
-    (tmp_path / "b.md").write_text(
-        f"https://example.org{folder}/x, a{folder}/x, {folder}orary", encoding="utf8"
-    )
+    (tmp_path / "b.md").write_text(f"https://example.org{folder}/x, a{folder}/x, {folder}orary", encoding="utf8")
     assert [line.split(": ")[0] for line in machine_paths(tmp_path)] == ["a.py:1", "a.py:2"]
 
 

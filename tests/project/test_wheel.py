@@ -64,9 +64,7 @@ def test_the_installed_wheel_computes_attention(environment: Path, tmp_path: Pat
 
 
 def test_the_installed_wheel_is_the_only_regard_in_sight(environment: Path, tmp_path: Path) -> None:
-    ask = (
-        "import sys; from pathlib import Path; print([p for p in sys.path if (Path(p) / 'regard').exists()])"
-    )
+    ask = "import sys; from pathlib import Path; print([p for p in sys.path if (Path(p) / 'regard').exists()])"
     (place,) = ast.literal_eval(_run(str(environment / "bin" / "python"), "-c", ask, cwd=tmp_path))
     assert Path(place).resolve().is_relative_to(environment.resolve())
 
@@ -111,9 +109,7 @@ def _metadata_of_source(field: str) -> str:
 
 def _run(*command: str, cwd: Path | None = None) -> str:
     # A path given to this process must not lead the new one back to the source.
-    clean = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MAKE", "MFLAGS"))
-    }
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MAKE", "MFLAGS"))}
     done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -1,5 +1,7 @@
 """Every built-in mask, against its definition written down again; joining, counting, drawing, refusing."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor
 
 import regard
 from regard import mask
-from regard.errors import SpecError
+from regard.errors import SpecError, TraceError
 
 N = 36
 
@@ -266,9 +268,17 @@ def test_a_function_gets_the_raw_number_of_the_query() -> None:
     assert found.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0]]
 
 
-def test_a_function_of_numbers_sees_where_they_are_not_zero() -> None:
-    assert dense(mask.where(lambda b, h, i, j: i - j), 3, 3).int().tolist() == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
-    assert dense(mask.where(lambda b, h, i, j: (i - j) / 2), 3, 3).int().tolist() == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
+@pytest.mark.parametrize(
+    "function, kind, line",
+    [
+        (lambda b, h, i, j: i - j, "int", "i - j"),
+        (lambda b, h, i, j: (i - j) / 2, "float", r"\(i - j\) / 2"),
+        (lambda b, h, i, j: 1, "int", "1"),
+    ],
+)
+def test_a_function_of_numbers_is_no_mask(function: Any, kind: str, line: str) -> None:
+    with pytest.raises(TraceError, match=rf"a mask function must say True or False; got the {kind} {line}\."):
+        mask.where(function)
 
 
 def test_a_function_may_give_a_constant() -> None:

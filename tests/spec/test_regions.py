@@ -70,8 +70,9 @@ def grid(dense: torch.Tensor, tile: tuple[int, int]) -> tuple[np.ndarray, np.nda
 def marked(found: Cover, batch: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
     """The tiles of a cover as grids, spread over the batch elements and heads that it holds for."""
     some, every = np.zeros((2, found.batch, found.heads, *found.grid), bool)
-    some[found.b, found.h, found.row, found.column] = True
-    every[found.b, found.h, found.row, found.column] = found.full
+    for b, h, row, column, full in zip(*found.tiles(), strict=True):
+        assert not some[b, h, row, column], "a tile is counted twice"
+        some[b, h, row, column], every[b, h, row, column] = True, full
     shape = (batch, heads, *found.grid)
     return np.broadcast_to(some, shape), np.broadcast_to(every, shape)
 
@@ -150,7 +151,7 @@ def test_counts_add_up_to_the_grid() -> None:
     assert found.grid == (8, 8) and (found.batch, found.heads) == (1, 1)
     # keys 24 to 31 hold the border of the two documents: a row and a column of tiles that are mixed
     assert found.counts == {"empty": 2 * 3 * 4, "partial": 15, "full": 3 * 3 + 4 * 4}
-    assert found.counts["partial"] + found.counts["full"] == len(found) == 40
+    assert found.counts["partial"] + found.counts["full"] == len(found.tiles().row) == 40
 
 
 def test_a_mask_that_is_the_same_for_all_is_covered_once() -> None:
@@ -169,19 +170,28 @@ def test_a_start_a_batch_element_makes_the_cover_vary_only_where_the_mask_knows_
 
 def test_tiles_are_sorted_by_batch_head_row_and_column() -> None:
     found = mask.where(lambda b, h, i, j: (i + j + h) % 5 <= b).regions(40, size=4, batch=3, heads=2)
-    order = np.stack([found.b, found.h, found.row, found.column]).T.tolist()
+    order = np.stack(found.tiles()[:4]).T.tolist()
     assert order == sorted(order) and len(order) == len({tuple(x) for x in order})
+    assert (found.first < found.last).all() and (found.last <= found.grid[1]).all()
+
+
+def test_a_large_full_region_is_a_run_a_row() -> None:
+    """So that a mask with little edge takes memory for its edge, not for its area."""
+    found = cover(TRUE, (), (1, 1, 8192, 8192), 0, (8, 8))
+    assert len(found.row) == 1024 and found.counts == {"empty": 0, "partial": 0, "full": 1024**2}
+    causal = mask.causal().regions(8192, size=8)
+    assert len(causal.row) < 20 * 1024 and causal.counts["full"] == 1024 * 1023 // 2
 
 
 @pytest.mark.parametrize("lengths", [(0, 2, 8, 8), (2, 0, 8, 8), (1, 1, 0, 8), (1, 1, 8, 0)])
 def test_nothing_is_covered_where_there_is_nothing(lengths: tuple[int, int, int, int]) -> None:
     term = apply("le", variable("j"), apply("add", variable("p"), apply("add", variable("b"), variable("h"))))
     found = cover(term, (), lengths, 0, (4, 4))
-    assert len(found) == 0 and found.counts == {"empty": 0, "partial": 0, "full": 0}
+    assert len(found.row) == 0 and found.counts == {"empty": 0, "partial": 0, "full": 0}
 
 
 def test_constant_masks_are_covered_without_a_search() -> None:
-    assert len(cover(FALSE, (), (1, 1, 64, 64), 0, (8, 8))) == 0
+    assert cover(FALSE, (), (1, 1, 64, 64), 0, (8, 8)).counts == {"empty": 64, "partial": 0, "full": 0}
     everything = cover(TRUE, (), (1, 1, 60, 64), 0, (8, 8))
     assert everything.counts == {"empty": 0, "partial": 0, "full": 64}
 
@@ -198,7 +208,7 @@ def test_a_search_asks_about_few_regions(monkeypatch: pytest.MonkeyPatch) -> Non
     n, size = 262144, 128
     found = (mask.causal() & mask.window(256)).regions(n, size=size)
     rows = n // size
-    assert len(found) == 3 * rows - 3  # the diagonal and two tiles before it; 256 keys reach no further
+    assert len(found.tiles().row) == 3 * rows - 3  # the diagonal and two tiles before it; 256 keys reach no further
     # of four million tiles; the edge is three tiles wide and each level above it half as long
     assert sum(asked) < 20 * rows
 

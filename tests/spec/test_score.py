@@ -274,19 +274,20 @@ HALVES = [torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_half_precision_is_prepared_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_is_prepared_in_float32_and_distances_in_float64(dtype: torch.dtype) -> None:
     q, k = (x.to(dtype) for x in qk())
     w = torch.randn(WIDTH, 8)
     for chosen in (
         score.cosine(2.0),
-        score.metric(1.0),
         score.multiplicative(torch.randn(WIDTH, WIDTH)),
-        score.mahalanobis(torch.eye(WIDTH)),
         score.additive(w, w, torch.randn(8)),
         score.scaled_dot(torch.tensor(0.5)),
     ):
         ready = chosen.prepare(q, k)
         assert ready.q.dtype == ready.k.dtype == torch.float32
+    for chosen in (score.metric(1.0), score.mahalanobis(torch.eye(WIDTH))):  # small differences of large squares
+        ready = chosen.prepare(q, k)
+        assert ready.q.dtype == ready.k.dtype == chosen.precision == torch.float64
     exact = scores(score.metric(1.0), q.double(), k.double())
     # float32 of half precision numbers: their own rounding is not ours
     torch.testing.assert_close(scores(score.metric(1.0), q, k).double(), exact, rtol=1e-5, atol=1e-5)

@@ -36,9 +36,9 @@ class Tiled:
         if spec.score != "dot":  # a pair of these costs as many numbers as it is wide
             side = 128 if spec.width <= 32 else 64
             return Tiles(side, side, 2**22 // max(1, spec.width))
-        rows = min(256, max(1, spec.n_q))
-        few = rows * spec.group < 128
-        return Tiles(rows, max(512, 2**17 // (rows * spec.group)) if few else 512, 2**18)
+        rows = min(512, max(1, spec.n_q))
+        few = rows * spec.group < 128  # as in decoding: longer rows of keys make up for it
+        return Tiles(rows, max(512, 2**17 // (rows * spec.group)) if few else 256, 2**18)
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
         walk = Walk(spec, inputs, tiles)
