@@ -262,10 +262,10 @@ def _tangent(call: Call, x: Sequence[Tensor], t: Sequence[Tensor]) -> tuple[Tens
     outputs: list[Tensor] = []
     statistics: list[Tensor] = []
     with torch.enable_grad():
-        leaves = [_leaf(t) for t in x]
+        leaves = [_leaf(a) for a in x]
         moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
         for rows in row_blocks(spec):
-            answer = _answer(spec, call.inputs.holding(leaves), rows, spec.precision)
+            answer = _answer(spec, call.inputs.holding(leaves), rows, call.engine.exact or spec.precision)
             # the derivative of c·F'(x) in c, along t: two backward passes make a forward one
             c = [torch.zeros_like(a, requires_grad=True) for a in answer]
             first = torch.autograd.grad(answer, [leaves[n] for n in moving], c, create_graph=True, allow_unused=True)
@@ -277,7 +277,7 @@ def _tangent(call: Call, x: Sequence[Tensor], t: Sequence[Tensor]) -> tuple[Tens
     empty = spec.batch, spec.heads, 0
     output = torch.cat(outputs, 2) if outputs else x[0].new_empty(*empty, spec.value_width)
     statistic = torch.cat(statistics, 2) if statistics else x[0].new_empty(0)
-    return output.detach().to(spec.dtype), statistic.detach()
+    return output.detach().to(call.engine.exact or spec.dtype), statistic.detach()
 
 
 def _second(
@@ -290,12 +290,12 @@ def _second(
 ) -> list[Tensor]:
     spec = call.spec
     with torch.enable_grad():
-        leaves = list(x) if keep_graph else [_leaf(t) for t in x]
+        leaves = list(x) if keep_graph else [_leaf(a) for a in x]
         moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
         wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
         sums: list[Tensor | None] = [None] * len(wanted)
         for rows in row_blocks(spec):
-            answer = _answer(spec, call.inputs.holding(leaves), rows, spec.precision)
+            answer = _answer(spec, call.inputs.holding(leaves), rows, call.engine.exact or spec.precision)
             reaching = _rows_of(c, len(answer), rows, answer)
             first = torch.autograd.grad(
                 answer, [leaves[n] for n in moving], reaching, create_graph=True, allow_unused=True

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.spec.evaluate import Evaluation, Positions
-from regard.spec.interval import Interval, combine, exactly
+from regard.spec.interval import FAR, Interval, combine, exactly, whole
 from regard.spec.term import Term, slot_of
 
 Array = NDArray[Any]
@@ -48,12 +48,16 @@ class Extremes:
     range: sound, and exact for single indices and for ranges aligned to powers of two.
     """
 
-    def __init__(self, table: Array) -> None:
+    def __init__(self, table: Array, unknown: Array | None = None) -> None:
         low = high = table
         if table.dtype.kind == "f" and np.isnan(table).any():  # a NaN could be anything
-            low, high = np.nan_to_num(table, nan=-np.inf), np.nan_to_num(table, nan=np.inf)
-            infinite = np.isinf(table)
-            low[infinite] = high[infinite] = table[infinite]
+            unknown = np.isnan(table) if unknown is None else unknown | np.isnan(table)
+        if unknown is not None:
+            least, most = {"f": (-np.inf, np.inf), "i": (0, 1) if table.dtype == np.int8 else (-FAR, FAR)}[
+                table.dtype.kind
+            ]
+            low, high = np.where(unknown, least, table), np.where(unknown, most, table)
+            low, high = low.astype(table.dtype), high.astype(table.dtype)
         self._copies = {(0,) * table.ndim: (low, high)}
 
     def over(self, first: Sequence[Array], last: Sequence[Array]) -> Interval:
@@ -115,6 +119,8 @@ class Bounds:
             else:
                 args = [self._of(a, regions, known) for a in node.args]
                 known[node] = self._looked_up(node, args) if node.op == "lookup" else combine(node, args)
+            if node.kind == "int":
+                known[node] = whole(*known[node])
         return known[node]
 
     def _variable(self, name: str, regions: Regions) -> Interval:
@@ -157,8 +163,11 @@ class Bounds:
                 n_k=self.lengths[3],
                 device=torch.device("cpu"),
             )
-            value = Evaluation(self.tensors, positions).condition(node).expand(positions.shape)
-            self._one_sided[node] = Extremes(as_array(value))
+            evaluation = Evaluation(self.tensors, positions)
+            value = evaluation.condition(node).expand(positions.shape)
+            outside = evaluation.out_of_range  # whether it is seen is for the tile to find out
+            unknown = None if outside is None else outside.expand(positions.shape).numpy()
+            self._one_sided[node] = Extremes(as_array(value), unknown)
         zero = np.zeros(len(regions), np.int64)
         first = (regions.b, regions.h, regions.i_first, regions.j_first)
         last = (regions.b, regions.h, regions.i_last, regions.j_last)
@@ -175,14 +184,21 @@ class Bounds:
         if slot not in self._tables:
             self._tables[slot] = Extremes(as_array(self.tensors[slot]))
         first, last = [], []
+        outside: Array = np.asarray(False)
         for (low, high), size in zip(args, self.tensors[slot].shape, strict=True):
+            outside = outside | (low < -size) | (high >= size)
             # an index below zero counts from the end; one that lies outside is moved inside
             low, high = np.clip(low, -size, size - 1), np.clip(high, -size, size - 1)
             wraps = (low < 0) & (high >= 0)
             first.append(np.atleast_1d(np.where(wraps, 0, low % size)))
             last.append(np.atleast_1d(np.where(wraps, size - 1, high % size)))
         together = np.broadcast_arrays(*first, *last)
-        return self._tables[slot].over(together[: len(first)], together[len(first) :])
+        low, high = self._tables[slot].over(together[: len(first)], together[len(first) :])
+        if not np.any(outside):
+            return low, high
+        # whether such a pair is seen is for the tile to find out
+        least, most = {"bool": (0, 1), "int": (-FAR, FAR), "float": (-np.inf, np.inf)}[node.kind]
+        return np.where(outside, least, low).astype(low.dtype), np.where(outside, most, high).astype(high.dtype)
 
 
 def as_array(tensor: Tensor) -> Array:

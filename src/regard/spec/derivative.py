@@ -87,7 +87,7 @@ _BINARY: dict[str, Callable[[Term, Term, Term], tuple[Term, Term]]] = {
     "div": lambda x, y, z: (apply("div", ONE, _exact(y)), apply("neg", apply("div", _exact(z), _exact(y)))),
     "pow": lambda x, y, z: (
         apply("mul", _exact(y), apply("pow", _exact(x), _exact(apply("sub", y, constant(1))))),
-        apply("mul", _exact(z), apply("log", _exact(x))),
+        apply("where", apply("eq", x, constant(0)), ZERO, apply("mul", _exact(z), apply("log", _exact(x)))),
     ),
     "mod": lambda x, y, _: (ONE, apply("neg", _exact(apply("floor", apply("div", x, y))))),
     "minimum": _extreme_share("lt"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.spec.term import COMPARISONS, ROUNDING, SMOOTH, Term, slot_of
+from regard.spec.term import COMPARISONS, LOGIC, ROUNDING, SMOOTH, Term, slot_of
 
 Index = range | Tensor
 Value = Tensor | bool | int | float
@@ -134,8 +134,8 @@ class Evaluation:
             return self.positions[str(term.value)]
         if term.op == "lookup":
             entries = self._look_up(term)
-            if not entries.is_floating_point():
-                return entries
+            if not entries.is_floating_point():  # narrow whole numbers would wrap around
+                return entries if entries.dtype == torch.bool else entries.long()
             if precise and self.precision:
                 return entries.to(self.precision)
             return entries if entries.dtype == torch.float64 else entries.float()
@@ -145,9 +145,17 @@ class Evaluation:
             inside = self._value(term.args[0], precise)
             return torch.as_tensor(inside, dtype=self.precision, device=self.positions.device)
         args: list[Any] = [self._value(a, precise) for a in term.args]
-        if not any(isinstance(a, Tensor) for a in args):
-            args[0] = torch.as_tensor(args[0])
-        return FUNCTIONS[term.op](*args)
+        return FUNCTIONS[term.op](*self._as_torch_takes_them(term.op, args))
+
+    def _as_torch_takes_them(self, op: str, args: list[Any]) -> list[Any]:
+        """Numbers stay numbers, so that they adapt to the tensors they meet; but torch wants some as tensors."""
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        for n, a in enumerate(args):
+            if isinstance(a, Tensor) or not (n == 0 or op in LOGIC):
+                continue
+            finer = next((t.dtype for t in tensors if t.is_floating_point()), None) if isinstance(a, float) else None
+            args[n] = torch.as_tensor(a, dtype=finer, device=self.positions.device)
+        return args
 
     def _look_up(self, term: Term) -> Tensor:
         tensor = self.tensors[slot_of(term)]
@@ -199,11 +207,17 @@ class Evaluation:
         return index.clamp(-size, size - 1)
 
 
+def _counted(value: Value) -> Value:
+    if isinstance(value, Tensor):
+        return value.long() if value.dtype == torch.bool else value
+    return int(value) if isinstance(value, bool) else value
+
+
 def _whole(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Arithmetic on conditions counts them as 0 and 1."""
 
     def counted(*args: Value) -> Tensor:
-        return function(*(a.long() if isinstance(a, Tensor) and a.dtype == torch.bool else a for a in args))
+        return function(*(_counted(a) for a in args))
 
     return counted
 
@@ -215,6 +229,8 @@ def _extreme(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tens
         if not isinstance(x, Tensor):
             x, y = y, x
         assert isinstance(x, Tensor)
+        if x.dtype == torch.bool and not isinstance(y, bool) and not (isinstance(y, Tensor) and y.dtype == torch.bool):
+            x = x.long()
         if not isinstance(y, Tensor):
             exact = x.dtype if x.is_floating_point() or not isinstance(y, float) else torch.get_default_dtype()
             y = torch.as_tensor(y, dtype=exact, device=x.device)

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from regard.spec.term import Term
@@ -41,12 +42,13 @@ def combine(node: Term, args: list[Interval]) -> Interval:
         if node.op != "where":
             unknown = reduce(np.logical_or, (_is_unknown(args[n]) for n in values))
             low, high = np.where(unknown, -np.inf, low), np.where(unknown, np.inf, high)
-        return _whole(low, high) if node.kind == "int" else _sound(low, high)
+        return whole(low, high) if node.kind == "int" else _sound(low, high)
 
 
 def _alike(args: list[Interval], values: list[int]) -> list[Interval]:
-    """Numbers meet as in torch: float64 if a tensor has it, else float32; constants and positions adapt."""
+    """Numbers meet as in torch: float64 if a tensor has it, else torch's default; constants and positions adapt."""
     fine = any(x.dtype == np.float64 and x.ndim for n in values for x in args[n])
+    fine = fine or torch.get_default_dtype() == torch.float64
     exact = np.float64 if fine else np.float32
     return [(a[0].astype(exact), a[1].astype(exact)) if n in values else a for n, a in enumerate(args)]
 
@@ -58,7 +60,7 @@ def _is_unknown(interval: Interval) -> Array:
     return np.isneginf(interval[0]) & np.isposinf(interval[1])
 
 
-def _whole(low: Array, high: Array) -> Interval:
+def whole(low: Array, high: Array) -> Interval:
     """What may have overflowed is unknown."""
     if low.dtype.kind == "f" or high.dtype.kind == "f":
         known = np.isfinite(low) & np.isfinite(high)
@@ -120,6 +122,9 @@ def _remainder(x: Interval, y: Interval) -> Interval:
     free_low = np.where(least > 0, 0, negative)
     free_high = np.where(most > 0, beyond, 0)
     unknown = ((least <= 0) & (most >= 0)) | ~np.isfinite(low) | ~np.isfinite(high)  # 1 % 0 and inf % 1 are NaN
+    unknown = (
+        unknown | ~np.isfinite(low / np.where(unknown, 1, least)) | ~np.isfinite(high / np.where(unknown, 1, least))
+    )
     low_bound = np.where(together, low % divisor, free_low)
     high_bound = np.where(together, high % divisor, free_high)
     return np.where(unknown, -np.inf, low_bound), np.where(unknown, np.inf, high_bound)

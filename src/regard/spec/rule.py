@@ -58,7 +58,7 @@ def alibi(slopes: Tensor | None = None) -> Rule:
     """s - slopes[h] · |p - j|: nearer is better. `slopes` has one number a head; None takes the standard ones."""
     table = torch.zeros(1) if slopes is None else as_tensor(slopes, "slopes")
     later = (table, FromLengths(lambda lengths: alibi_slopes(lengths[1]))) if slopes is None else None
-    checks = () if slopes is None else (_one_a_head(table, "slopes", 0),)
+    checks = () if slopes is None else (one_a_head(table, "slopes", 0),)
     return written_rule(
         lambda s, h, p, j: s - table[h] * abs(p - j),
         *("s", "h", "p", "j"),
@@ -102,7 +102,7 @@ def relative(table: Tensor, *, bidirectional: bool = True, max_distance: int = 1
 
     Near distances have a bucket each, far ones share logarithmically wider buckets. T5 itself uses score.dot().
     """
-    checks = (_one_a_head(table, "relative table", 1),)
+    checks = (one_a_head(table, "relative table", 1),)
 
     def biased(s: Any, h: Any, p: Any, j: Any) -> Any:
         return s + table[_bucket(j - p, table.shape[0], bidirectional, max_distance), h]
@@ -153,7 +153,7 @@ def reach_of(table: Tensor) -> int:
     return table.shape[0] // 2
 
 
-def _one_a_head(table: Tensor, what: str, axis: int) -> Callable[[Lengths, Any], None]:
+def one_a_head(table: Tensor, what: str, axis: int) -> Callable[[Lengths, Any], None]:
     def fits(lengths: Lengths, start: Any) -> None:
         if table.shape[axis] != lengths[1]:
             raise SpecError(

@@ -79,6 +79,24 @@ class Score:
                 "For unequal widths use score.multiplicative."
             )
 
+    def by_head(self) -> dict[str, Tensor]:
+        """The parameters that have an entry a head, by name."""
+        return {}
+
+    def check_heads(self, heads: int, key_heads: int) -> None:
+        for name, parameter in self.by_head().items():
+            fits = (1, heads, key_heads) if name == "w_k" else (1, heads)
+            if parameter.shape[0] not in fits:
+                raise SpecError(
+                    f"{name} must have one entry, or one for each of {heads} heads; got {parameter.shape[0]} "
+                    f"(shape {tuple(parameter.shape)})."
+                )
+
+    def splits_keys(self, heads: int, key_heads: int) -> bool:
+        """Whether heads that share keys turn them into different ones."""
+        turns = [p for name, p in self.by_head().items() if name in ("w_k", "m")]
+        return heads != key_heads and any(p.shape[0] == heads for p in turns)
+
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         return Prepared(q, k)
 
@@ -107,6 +125,9 @@ class Score:
 class ScaledDot(Score):
     scale: Number | None = None
 
+    def by_head(self) -> dict[str, Tensor]:
+        return _with_heads(1, scale=self.scale)
+
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         if isinstance(self.scale, Tensor):
             return Prepared(fine(q) * _per_head(self.scale), fine(k))
@@ -132,11 +153,16 @@ class Multiplicative(Score):
                 f"w must end in (width of q, width of k) = ({q_width}, {k_width}); got shape {tuple(self.w.shape)}."
             )
 
+    def by_head(self) -> dict[str, Tensor]:
+        return _with_heads(3, w=self.w)
+
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
-        heads = self.w.shape[0] if self.w.dim() == 3 else 1
-        if heads not in (1, k.shape[1]):  # one matrix a query head: let it act on the queries
+        if self.w.dim() == 3:  # one matrix a query head acts on the queries
             return Prepared(fine(q) @ fine_as(self.w, q), fine(k))
         return Prepared(fine(q), fine(k) @ fine_as(self.w, k).mT)
+
+    def prepared_width(self, width: int) -> int:
+        return int(self.w.shape[-1]) if self.w.dim() == 3 else width
 
     def formula(self) -> str:
         return "q·W·k"
@@ -145,6 +171,9 @@ class Multiplicative(Score):
 @dataclass(frozen=True, eq=False)
 class Cosine(Score):
     scale: Number = 1.0
+
+    def by_head(self) -> dict[str, Tensor]:
+        return _with_heads(1, scale=self.scale)
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         q, k = (torch.nn.functional.normalize(fine(x), dim=-1) for x in (q, k))
@@ -165,6 +194,9 @@ class Metric(Score):
     m: Tensor | None = None
     precision: ClassVar[torch.dtype] = torch.float64
 
+    def by_head(self) -> dict[str, Tensor]:
+        return {**_with_heads(1, sigma=self.sigma), **_with_heads(3, m=self.m)}
+
     def check(self, q_width: int, k_width: int) -> None:
         if q_width != k_width or (self.m is not None and tuple(self.m.shape[-2:]) != (q_width, q_width)):
             matrix = "" if self.m is None else f", m={tuple(self.m.shape)}"
@@ -177,7 +209,7 @@ class Metric(Score):
         k = k - centre
         q = q - _repeat_heads(centre, q.shape[1])
         if self.m is None:
-            sigma = self.sigma if isinstance(self.sigma, Tensor) else torch.tensor(self.sigma)
+            sigma = torch.as_tensor(self.sigma, dtype=torch.float64)
             inverse = 1.0 / _per_head(sigma.to(q)) ** 2
             q_moved, k_moved, q_scale = q, k, inverse
         else:
@@ -204,6 +236,9 @@ class Additive(Score):
     bias: Tensor | None = None
     kind: ClassVar[str] = "additive"
 
+    def by_head(self) -> dict[str, Tensor]:
+        return {**_with_heads(3, w_q=self.w_q, w_k=self.w_k), **_with_heads(2, u=self.u)}
+
     def check(self, q_width: int, k_width: int) -> None:
         hidden = self.u.shape[-1]
         if tuple(self.w_q.shape[-2:]) != (q_width, hidden) or tuple(self.w_k.shape[-2:]) != (k_width, hidden):
@@ -216,7 +251,8 @@ class Additive(Score):
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         q = fine(q) @ fine_as(self.w_q, q)
         q = q if self.bias is None else q + fine_as(self.bias, q)
-        return Prepared(q, fine(k) @ fine_as(self.w_k, k), 1.0, (fine_as(self.u, q),))
+        u = self.u[0] if self.u.shape[:-1] == (1,) else self.u
+        return Prepared(q, fine(k) @ fine_as(self.w_k, k), 1.0, (fine_as(u, q),))
 
     def prepared_width(self, width: int) -> int:
         return int(self.u.shape[-1])
@@ -359,6 +395,11 @@ def shaw_values(table: Tensor) -> RelativeValues:
     `table` is (2 reach + 1, width of v).
     """
     return RelativeValues(table, reach_of(table))
+
+
+def _with_heads(dimensions: int, **parameters: Any) -> dict[str, Tensor]:
+    """Those of the parameters that are tensors of this many dimensions, the first of them heads."""
+    return {name: p for name, p in parameters.items() if isinstance(p, Tensor) and p.dim() == dimensions}
 
 
 def _per_head(parameter: Tensor) -> Tensor:

@@ -159,6 +159,7 @@ def read(
     chosen_mask = None if mask is None else as_mask(mask)
     chosen_score.check(q4.shape[-1], k4.shape[-1])
     chosen_weigh.check(q4.shape[1])
+    chosen_score.check_heads(q4.shape[1], k4.shape[1])
     lengths = (q4.shape[0], q4.shape[1], q4.shape[2], k4.shape[2])
     begin = _start(start, lengths, q4.device)
     rule = _whole_rule(chosen_score.rule, chosen_weigh.rule)
@@ -169,6 +170,8 @@ def read(
         relative_values.check(v4.shape[-1])
     elif value is not None:
         v4 = _transformed(value, v, v4)
+    if chosen_score.splits_keys(q4.shape[1], k4.shape[1]):
+        k4, v4 = (x.repeat_interleave(q4.shape[1] // x.shape[1], dim=1) for x in (k4, v4))
     spec = Spec(
         batch=lengths[0],
         heads=lengths[1],
@@ -276,7 +279,7 @@ def _four_dimensional(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
 
 def _aligned(values: Any, q: Tensor, leading: tuple[int, ...]) -> Any:
     """A mask or bias given as an array with the dimensions of q, as (batch, heads, n_q, n_k)."""
-    if not isinstance(values, (Tensor, np.ndarray)) or values.ndim != q.dim() or q.dim() == 4:
+    if not isinstance(values, (Tensor, np.ndarray)) or values.ndim != q.dim() or q.dim() in (2, 4):
         return values
     whole = as_tensor(values, "mask")
     if q.dim() < 4:

@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 from regard.spec.term import Term, slot_of, walk
 
 # how tightly an operation binds; a looser argument of a tighter operation gets brackets
-_LOOSE, _OR, _AND, _COMPARE, _SUM, _PRODUCT, _SIGN, _POWER, _TIGHT = range(9)
+_LOOSE, _OR, _XOR, _AND, _COMPARE, _BITOR, _BITXOR, _BITAND, _SHIFT, _SUM, _PRODUCT, _SIGN, _POWER, _TIGHT = range(14)
 
 _INFIX: dict[str, tuple[int, str, str]] = {
     "or": (_OR, " or ", r" \lor "),
-    "xor": (_OR, " xor ", r" \oplus "),
+    "xor": (_XOR, " xor ", r" \oplus "),
     "and": (_AND, " and ", r" \land "),
     "eq": (_COMPARE, " == ", " = "),
     "ne": (_COMPARE, " != ", r" \neq "),
     "lt": (_COMPARE, " < ", " < "),
-    "le": (_COMPARE, " <= ", r" \le "),
+    "le": (_COMPARE, " <= ", r" \leq "),
     "gt": (_COMPARE, " > ", " > "),
-    "ge": (_COMPARE, " >= ", r" \ge "),
+    "ge": (_COMPARE, " >= ", r" \geq "),
     "add": (_SUM, " + ", " + "),
     "sub": (_SUM, " - ", " - "),
     "mul": (_PRODUCT, " * ", r" \, "),
@@ -24,11 +24,11 @@ _INFIX: dict[str, tuple[int, str, str]] = {
     "floordiv": (_PRODUCT, " // ", r" \div "),
     "mod": (_PRODUCT, " % ", r" \bmod "),
     "pow": (_POWER, " ** ", "^"),
-    "bitand": (_SUM, " & ", r" \mathbin{\&} "),
-    "bitor": (_SUM, " | ", r" \mathbin{|} "),
-    "bitxor": (_SUM, " ^ ", r" \oplus "),
-    "shift_left": (_SUM, " << ", r" \ll "),
-    "shift_right": (_SUM, " >> ", r" \gg "),
+    "bitand": (_BITAND, " & ", r" \mathbin{\&} "),
+    "bitor": (_BITOR, " | ", r" \mathbin{|} "),
+    "bitxor": (_BITXOR, " ^ ", r" \oplus "),
+    "shift_left": (_SHIFT, " << ", r" \ll "),
+    "shift_right": (_SHIFT, " >> ", r" \gg "),
 }
 _LATEX_NAMES = {"n_q": "n_q", "n_k": "n_k", "minimum": r"\min", "maximum": r"\max", "sigmoid": r"\sigma"}
 _TEXT_NAMES = {"minimum": "min", "maximum": "max", "to_int": "int", "to_float": "float"}
@@ -51,7 +51,7 @@ def latex(term: Term, names: Sequence[str] = ()) -> str:
 
     >>> from regard.spec.term import apply, variable
     >>> latex(apply("le", variable("j"), variable("p")))
-    'j \\le p'
+    'j \\leq p'
     """
     return _write(term, names, _as_latex)
 
@@ -72,7 +72,7 @@ def _infix(node: Term, args: list[tuple[str, int]], column: int) -> tuple[str, i
     binds = _INFIX[node.op][0]
     sign = _INFIX[node.op][column]
     left_least, right_least = binds, binds + 1
-    if node.op in ("and", "or", "add", "mul"):
+    if node.op in ("and", "or", "add", "mul") and node.args[1].op == node.op:
         right_least = binds  # these may be regrouped without changing what a reader understands
     if binds == _COMPARE or node.op == "pow":
         left_least = binds + 1

@@ -113,7 +113,9 @@ def _same_tensor(one: Tensor, other: Tensor) -> bool:
     if one._base is not None and one._base is other._base:
         same = one.shape == other.shape and one.stride() == other.stride()
         return same and one.storage_offset() == other.storage_offset()
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # a NaN is the same NaN
 
 
 def lift(value: object, captures: list[Tensor]) -> Term:
@@ -197,6 +199,7 @@ class Symbol:
 
     __slots__ = ("captures", "term")
     __hash__ = object.__hash__
+    __array_ufunc__ = None  # NumPy numbers leave the arithmetic to us
 
     def __init__(self, term: Term, captures: list[Tensor]) -> None:
         self.term = term

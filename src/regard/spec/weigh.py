@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import SpecError
 from regard.spec.normaliser import Normaliser, Relu, Sigmoid, Softmax
-from regard.spec.rule import Rule, written_rule
+from regard.spec.rule import Rule, one_a_head, written_rule
 
 Factor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 
@@ -61,7 +61,8 @@ def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
     if not isinstance(bias, Tensor) and bias == 0.0:
         return Weigh(Sigmoid(), "sigmoid")
     if isinstance(bias, Tensor) and bias.dim() == 1:
-        rule = written_rule(lambda s, h: s + bias[h], "s", "h", names=("shift",))
+        checks = (one_a_head(bias, "a sigmoid bias", 0),)
+        rule = written_rule(lambda s, h: s + bias[h], "s", "h", names=("shift",), checks=checks)
     else:
         rule = written_rule(lambda s: s + bias, "s", names=("shift",))
     return Weigh(Sigmoid(), "sigmoid", rule)
