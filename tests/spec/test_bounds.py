@@ -83,8 +83,9 @@ def test_most_regions_that_a_random_condition_leaves_empty_or_full_are_recognise
     every = [judged(seed) for seed in WORLDS]
     empty = sum(v.found_empty for v in every) / sum(v.empty for v in every)
     full = sum(v.found_full for v in every) / sum(v.full for v in every)
-    # measured: .805 of the empty and .804 of the full ones, in regions that mostly do not lie on the grid
-    assert empty > 0.78 and full > 0.78, (empty, full)
+    # measured: .51 of the empty and .52 of the full ones, in regions that mostly do not lie on the grid; it was .80
+    # before regions with a look-up outside its tensor were left undecided, so that a seen one is refused
+    assert empty > 0.49 and full > 0.49, (empty, full)
 
 
 @pytest.mark.parametrize("seed", WORLDS)

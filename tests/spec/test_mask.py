@@ -307,7 +307,7 @@ def test_a_mask_is_printed_as_a_formula() -> None:
     assert str(mask.causal() & mask.window(3)) == "j <= p and p - 3 < j and j < p + 3"
     assert str(mask.documents([0, 1])) == "documents[p] == documents[j]"
     assert str(~mask.padding([1])) == "not j < lengths[b]"
-    assert mask.causal().latex() == r"j \le p"
+    assert mask.causal().latex() == r"j \leq p"
 
 
 def test_the_built_in_masks_of_equal_numbers_are_the_same_formula() -> None:

@@ -236,10 +236,10 @@ def test_captured_tensors_are_called_by_their_names() -> None:
 @pytest.mark.parametrize(
     "term, line",
     [
-        (apply("le", J, P), r"j \le p"),
+        (apply("le", J, P), r"j \leq p"),
         (apply("div", apply("add", I, J), constant(2)), r"\frac{i + j}{2}"),
         (apply("floordiv", I, constant(8)), r"\left\lfloor \frac{i}{8} \right\rfloor"),
-        (apply("and", apply("ge", I, J), apply("ne", I, J)), r"i \ge j \land i \neq j"),
+        (apply("and", apply("ge", I, J), apply("ne", I, J)), r"i \geq j \land i \neq j"),
         (apply("pow", apply("add", I, J), constant(2)), "(i + j)^{2}"),
         (apply("sqrt", apply("to_float", I)), r"\sqrt{i}"),
         (constant(float("-inf")), r"-\infty"),

@@ -122,9 +122,8 @@ def _remainder(x: Interval, y: Interval) -> Interval:
     free_low = np.where(least > 0, 0, negative)
     free_high = np.where(most > 0, beyond, 0)
     unknown = ((least <= 0) & (most >= 0)) | ~np.isfinite(low) | ~np.isfinite(high)  # 1 % 0 and inf % 1 are NaN
-    unknown = (
-        unknown | ~np.isfinite(low / np.where(unknown, 1, least)) | ~np.isfinite(high / np.where(unknown, 1, least))
-    )
+    smallest = np.where(unknown, 1, np.minimum(np.abs(least), np.abs(most)))
+    unknown = unknown | ~np.isfinite(low / smallest) | ~np.isfinite(high / smallest)  # a quotient that overflows
     low_bound = np.where(together, low % divisor, free_low)
     high_bound = np.where(together, high % divisor, free_high)
     return np.where(unknown, -np.inf, low_bound), np.where(unknown, np.inf, high_bound)
