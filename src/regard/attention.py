@@ -83,7 +83,7 @@ def attend(
     >>> import torch
     >>> q = torch.eye(2)
     >>> attend(q, q, q).weights[0].tolist()
-    [0.6697615385055542, 0.33023846149444580]
+    [0.6697615385055542, 0.3302384614944458]
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
     plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
@@ -119,17 +119,21 @@ def explain(
     return plan.covering(blocks(question.spec, question.captured(), question.start, plan.tiles))
 
 
-def answer(question: Question, plan: Plan, n_k: int | Tensor | None = None) -> tuple[Tensor, Tensor | None, Inputs]:
+def answer(
+    question: Question, plan: Plan, n_k: int | Tensor | None = None, places: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor | None, Inputs]:
     """Output (batch, heads, n_q, width), row statistic, and what the engine was given.
 
-    `n_k` is the number of keys a weighing counts, where it differs by query.
+    `n_k` is the number of keys a weighing counts, where it differs by query; `places` where queries and keys stand, if
+    not where they lie.
     """
     engine = next(e for e in (*IN_ORDER, *BY_NAME) if e.name == plan.engine)
-    inputs = question.inputs(engine.exact)
-    output, statistic = run(engine, plan.spec, plan.tiles, inputs)
-    if question.relative_values is not None:
-        output = output + relative_output(plan.spec, inputs, question.relative_values, statistic)
-    if question.weigh.factor is not None:
-        share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
-        output = output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)
+    with torch.autocast(question.q.device.type, enabled=False):
+        inputs = question.inputs(engine.exact)
+        output, statistic = run(engine, plan.spec, plan.tiles, inputs)
+        if question.relative_values is not None:
+            output = output + relative_output(plan.spec, inputs, question.relative_values, statistic, places)
+        if question.weigh.factor is not None:
+            share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
+            output = output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)
     return output.to(plan.spec.dtype), statistic, inputs

@@ -14,13 +14,14 @@ from regard.attention import BY_NAME, IN_ORDER, answer
 from regard.eager import runs_eagerly
 from regard.errors import SpecError
 from regard.plan.choose import choose
+from regard.spec.array import as_tensor
 from regard.spec.formula import Captured, Formula, FromLengths, FromQueries, written
 from regard.spec.mask import Mask, as_mask
 from regard.spec.regions import Lengths
 from regard.spec.rule import Rule
 from regard.spec.score import as_score
 from regard.spec.spec import read
-from regard.spec.term import renumber, substitute, variable
+from regard.spec.term import lookup, renumber, slot_of, substitute, variable, walk
 from regard.spec.weigh import as_weigh
 
 
@@ -53,7 +54,7 @@ def attention_packed(
     True
     """
     lengths_k = lengths_q if lengths_k is None else lengths_k
-    sequences = _Sequences(torch.as_tensor(lengths_q), torch.as_tensor(lengths_k), start)
+    sequences = _Sequences(_lengths(lengths_q, "lengths_q"), _lengths(lengths_k, "lengths_k"), start)
     sequences.check(tuple(q.shape), tuple(k.shape))
     heads = q.shape[0] if q.ndim == 3 else 1
     chosen, weighing = as_score(score), as_weigh(weigh)
@@ -75,7 +76,7 @@ def attention_packed(
         start=0,
     )
     plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
-    output, _, _ = answer(question, plan, sequences.keys_seen())
+    output, _, _ = answer(question, plan, sequences.keys_seen(), (sequences.p, sequences.j))
     shaped = question.shaped(output)
     return shaped[0] if q.ndim == 3 else shaped
 
@@ -84,9 +85,6 @@ class _Sequences:
     """Where each sequence lies, and how formulas are moved into it."""
 
     def __init__(self, lengths_q: Tensor, lengths_k: Tensor, start: Any) -> None:
-        for lengths, name in ((lengths_q, "lengths_q"), (lengths_k, "lengths_k")):
-            if lengths.dim() != 1 or lengths.is_floating_point() or bool((lengths < 0).any()):
-                raise SpecError(f"{name} must be a list of whole numbers, none negative; got {lengths.tolist()}.")
         if len(lengths_q) != len(lengths_k):
             raise SpecError(f"lengths_q and lengths_k must be equally many; got {len(lengths_q)} and {len(lengths_k)}.")
         self.lengths_q, self.lengths_k = lengths_q.long(), lengths_k.long()
@@ -140,11 +138,20 @@ class _Sequences:
                 tensors.append(table)
                 names.append(place.names[0])
                 replacements[variable(name)] = renumber(place.term, {0: len(tensors) - 1})
-        return kind(substitute(formula.term, replacements), tuple(tensors), tuple(names))
+        term = substitute(formula.term, replacements)
+        made = [n for n, t in enumerate(formula.tensors) if isinstance(t, FromLengths)]
+        if made:  # these were made for each sequence by itself
+            tensors.append(self.of_q)
+            names.append("sequence")
+            number = renumber(self._places["b"].term, {0: len(tensors) - 1})
+            reads = [node for node in walk(term) if node.op == "lookup" and slot_of(node) in made]
+            term = substitute(term, {n: lookup(slot_of(n), (number, *n.args), n.kind) for n in reads})
+        return kind(term, tuple(tensors), tuple(names))
 
     def _moved_tensor(self, captured: Captured, most: Lengths) -> Captured:
         if isinstance(captured, FromLengths):
-            return captured.make(most)
+            each = zip(self.lengths_q.tolist(), self.lengths_k.tolist(), strict=True)
+            return _stacked([captured.make((1, most[1], n_q, n_k)) for n_q, n_k in each])
         if isinstance(captured, FromQueries):
             return FromQueries(lambda q: self._by_sequence(captured.make(q), most))
         return captured
@@ -155,11 +162,28 @@ class _Sequences:
         return whole.transpose(1, 2).index_put((self.of_q, self.i), packed[0].transpose(0, 1)).transpose(1, 2)
 
 
+def _lengths(values: Any, name: str) -> Tensor:
+    lengths = as_tensor(values, name)
+    lengths = lengths.long() if lengths.numel() == 0 else lengths
+    if lengths.dim() != 1 or lengths.is_floating_point() or bool((lengths < 0).any()):
+        raise SpecError(f"{name} must be a list of whole numbers, none negative; got {lengths.tolist()}.")
+    return lengths
+
+
 def _numbered(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """For each packed row: the number of its sequence, and its place in it."""
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     begin = torch.cumsum(lengths, 0) - lengths
     return sequence, torch.arange(len(sequence)) - begin[sequence]
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    """Tensors of one kind and different sizes, one below the other, with zeros around the smaller ones."""
+    sizes = [max(n, 1) for n in torch.tensor([list(t.shape) for t in tensors]).amax(0).tolist()]
+    whole = tensors[0].new_zeros((len(tensors), *sizes))
+    for place, t in zip(whole, tensors, strict=True):
+        place[tuple(slice(0, n) for n in t.shape)] = t
+    return whole
 
 
 def _most(lengths: Tensor) -> int:

@@ -17,6 +17,7 @@ from regard.errors import BudgetError, SpecError
 from regard.measure import Measure, Measured, WeightTile
 from regard.plan.blocks import blocks, strips
 from regard.plan.choose import Plan
+from regard.spec.array import as_tensor
 from regard.spec.evaluate import Index
 from regard.spec.finite import all_finite
 from regard.spec.regions import Cover
@@ -65,12 +66,13 @@ class Weights:
         chosen = _indices(index, self.shape)
         *leading, i, j = (c if isinstance(c, Tensor) else torch.tensor([c]) for c in chosen)
         b, h = self._heads(list(leading))
-        found = self._entries(b, h, i, j)
+        with torch.autocast(self._inputs.q.device.type, enabled=False):
+            found = self._entries(b, h, i, j)
         whole = found.reshape([len(c) for c in (*leading, i, j)])
         whole = whole[tuple(0 if isinstance(c, int) else slice(None) for c in chosen)]
         return whole.detach().cpu().numpy() if self._question.is_numpy else whole
 
-    def dense(self, budget: str | int = "1GB") -> Any:
+    def dense(self, budget: str | float = "1GB") -> Any:
         """All of it as one tensor, refused beyond the budget."""
         number = torch.empty((), dtype=self._plan.spec.precision).element_size()
         needed = number * self._plan.cost.pairs
@@ -93,7 +95,7 @@ class Weights:
         for measure in measures:
             if not isinstance(measure, Measure):
                 raise SpecError(f"measure takes measures such as measure.entropy; got {measure!r}.")
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(self._inputs.q.device.type, enabled=False):
             running = [m.begin(self._plan.spec, self._inputs) for m in measures]
             for tile in self._tiles():
                 for state in running:
@@ -160,7 +162,7 @@ def _indices(index: Any, shape: tuple[int, ...]) -> list[int | Tensor]:
     entries = list(index) if isinstance(index, tuple) else [index]
     if sum(e is Ellipsis for e in entries) > 1:
         raise SpecError("an index must have at most one `...`.")
-    if Ellipsis not in [e for e in entries if not isinstance(e, Tensor)]:
+    if not any(e is Ellipsis for e in entries):
         entries.append(Ellipsis)
     at = next(n for n, e in enumerate(entries) if e is Ellipsis)
     missing = len(shape) - len(entries) + 1
@@ -173,12 +175,18 @@ def _indices(index: Any, shape: tuple[int, ...]) -> list[int | Tensor]:
 def _along(entry: Any, size: int, axis: int) -> int | Tensor:
     if isinstance(entry, slice):
         return torch.tensor(list(range(*entry.indices(size))), dtype=torch.int64)
-    single = isinstance(entry, int) or (isinstance(entry, Tensor) and entry.dim() == 0)
-    taken = torch.as_tensor([int(entry)] if single else entry)
-    if taken.dtype == torch.bool:
+    refusal = SpecError(f"an index of weights must be a whole number, a slice or a list of them; got {entry!r}.")
+    if entry is None or isinstance(entry, (str, bool)):
+        raise refusal
+    taken = as_tensor(entry, "an index of weights")
+    single = taken.dim() == 0
+    if taken.dtype == torch.bool and taken.dim() == 1:
+        if len(taken) != size:
+            raise SpecError(f"truth values must be as many as dimension {axis} is long, {size}; got {len(taken)}.")
         taken = taken.nonzero().flatten()
-    if taken.is_floating_point() or taken.dim() != 1:
-        raise SpecError(f"an index of weights must be a whole number, a slice or a list of them; got {entry!r}.")
+    taken = taken.long() if taken.numel() == 0 else taken.reshape(-1) if single else taken
+    if taken.is_floating_point() or taken.dtype == torch.bool or taken.dim() != 1:
+        raise refusal
     taken = taken.long()
     if len(taken) and (int(taken.min()) < -size or int(taken.max()) >= size):
         raise IndexError(f"index {entry!r} is out of range for dimension {axis} of size {size}.")
@@ -189,11 +197,11 @@ def _along(entry: Any, size: int, axis: int) -> int | Tensor:
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def byte_count(budget: str | int) -> int:
+def byte_count(budget: Any) -> int:
     """A number of bytes from 1000, "1GB", "512 MiB"."""
-    if isinstance(budget, int):
-        return budget
-    match = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", budget)
+    if isinstance(budget, (int, float, np.number)):
+        return int(budget)
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", budget) if isinstance(budget, str) else None
     if match is None or match[2].upper() not in _UNITS:
         raise SpecError(f"a budget must be a number of bytes such as '1GB' or '512MiB'; got {budget!r}.")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -66,13 +66,15 @@ class Call:
 def run(engine: Engine, spec: Spec, tiles: Tiles, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     """The engine's answer, differentiable in every tensor: output (batch, heads, n_q, width) and row statistic."""
     call = Call(engine, spec, tiles, inputs.detached())
-    with torch.autocast(inputs.q.device.type, enabled=False):
-        output, statistic = _apply(_F, call, *inputs.every())
+    output, statistic = _apply(_F, call, *inputs.every())
     return output, statistic if spec.normaliser.statistic else None
 
 
 def _apply(function: Any, *args: Any) -> Any:
-    return function.apply(*args)
+    """Every number here is computed in the precision the spec says, also inside autocast."""
+    device = next(a.device.type for a in args if isinstance(a, Tensor))
+    with torch.autocast(device, enabled=False):
+        return function.apply(*args)
 
 
 def _batched(function: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
@@ -195,7 +197,8 @@ class _S(torch.autograd.Function):
     def backward(ctx: Any, *d: Tensor) -> Any:
         higher = torch.is_grad_enabled()
         half = (len(ctx.saved_tensors) - 2) // 2
-        with torch.enable_grad():
+        device = ctx.saved_tensors[0].device.type
+        with torch.enable_grad(), torch.autocast(device, enabled=False):
             leaves = [a if higher and a.requires_grad else _leaf(a) for a in ctx.saved_tensors]
             c, x, t = leaves[:2], leaves[2 : 2 + half], leaves[2 + half :]
             result = _second(ctx.call, ctx.needs, c, x, t, keep_graph=True)

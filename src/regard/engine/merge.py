@@ -1,12 +1,16 @@
 """Joining attention over parts of the keys: (output, lse) pairs are a monoid."""
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.spec.array import as_tensor
 
 
-def merge(*parts: tuple[Tensor, Tensor], sink: float | Tensor | None = None) -> tuple[Tensor, Tensor]:
+def merge(*parts: tuple[Any, Any], sink: float | Tensor | None = None) -> tuple[Any, Any]:
     """Attention over all keys from attention over disjoint parts of them.
 
     Each part is (output (..., n_q, width), lse (..., n_q)) of the same queries. The result is such a pair again, so
@@ -22,12 +26,18 @@ def merge(*parts: tuple[Tensor, Tensor], sink: float | Tensor | None = None) -> 
     """
     if not parts:
         raise SpecError("merge needs at least one (output, lse) pair; got none.")
-    for output, lse in parts:
-        if output.shape[:-1] != lse.shape:
-            wanted = tuple(output.shape[:-1])
+    is_numpy = isinstance(parts[0][0], np.ndarray)
+    pairs = [(as_tensor(output, "output"), as_tensor(lse, "lse")) for output, lse in parts]
+    for output, lse in pairs:
+        wanted = tuple(output.shape[:-1])
+        if wanted != tuple(lse.shape):
             raise SpecError(f"lse must have the shape of output but for its width, {wanted}; got {tuple(lse.shape)}.")
-    stacked = torch.stack([lse for _, lse in parts])
-    lse = torch.logsumexp(stacked, dim=0)
+        if output.shape != pairs[0][0].shape:
+            got = f"{tuple(pairs[0][0].shape)} and {tuple(output.shape)}"
+            raise SpecError(f"parts must be of the same queries, so of one shape; got {got}.")
+    stacked = torch.stack([lse for _, lse in pairs])
+    blind = (stacked == -torch.inf).all(0)  # a sum of nothing has no derivative
+    lse = torch.where(blind, -torch.inf, torch.logsumexp(torch.where(blind, 0.0, stacked), dim=0))
     level, levels = lse, stacked
     if sink is not None:  # each part was divided by exp(lse_r) + exp(sink)
         extra = torch.as_tensor(sink, dtype=lse.dtype, device=lse.device)
@@ -36,6 +46,7 @@ def merge(*parts: tuple[Tensor, Tensor], sink: float | Tensor | None = None) -> 
     # parts that saw nothing weigh nothing, also where no part saw anything
     nothing = levels == -torch.inf
     share = torch.where(nothing, 0.0, torch.exp(torch.where(nothing, 0.0, levels - torch.where(nothing, 0.0, level))))
-    outputs = torch.stack([output for output, _ in parts])
+    outputs = torch.stack([output for output, _ in pairs])
     exact = share.unsqueeze(-1) * outputs.to(share.dtype)
-    return exact.sum(0).to(outputs.dtype), lse
+    merged = exact.sum(0).to(outputs.dtype)
+    return (merged.numpy(), lse.numpy()) if is_numpy else (merged, lse)

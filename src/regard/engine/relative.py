@@ -15,8 +15,14 @@ from regard.spec.score import RelativeValues
 from regard.spec.spec import Inputs, Spec
 
 
-def relative_output(spec: Spec, inputs: Inputs, values: RelativeValues, statistic: Tensor | None) -> Tensor:
-    """sum_j a_ij table[clip(j - p)] of every query, (batch, heads, n_q, width)."""
+def relative_output(
+    spec: Spec,
+    inputs: Inputs,
+    values: RelativeValues,
+    statistic: Tensor | None,
+    places: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """sum_j a_ij table[clip(j - p)] of every query, (batch, heads, n_q, width); `places` are p and j if given."""
     k = inputs.k.to(spec.precision).repeat_interleave(spec.group, dim=1)
 
     def part(rows: range) -> Tensor:
@@ -30,6 +36,8 @@ def relative_output(spec: Spec, inputs: Inputs, values: RelativeValues, statisti
         if spec.dropout:
             weights = weights.masked_fill(dropped(inputs.seed, spec.dropout, positions), 0.0) / (1.0 - spec.dropout)
         p, j = (torch.as_tensor(positions[name]) for name in "pj")
+        if places is not None:
+            p, j = places[0][at].view(1, 1, -1, 1), places[1].view(1, 1, 1, -1)
         bucket = (j - p).clamp(-values.reach, values.reach) + values.reach
         empty = weights.new_zeros((*weights.shape[:-1], values.table.shape[0]))
         by_distance = empty.scatter_add(-1, bucket.expand(weights.shape), weights)

@@ -42,9 +42,21 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled(query.device.type):  # torch runs this call in autocast's precision
         exact = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(exact) if x.dtype != torch.float64 else x for x in (query, key, value))
+    if enable_gqa and query.dim() == 3:  # the first of three dimensions is heads then
+        q, k, v = (x.unsqueeze(0) for x in (query, key, value))
+        return scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
+    if dropout_p == 1.0:
+        return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa) * 0.0
     leading = query.shape[:-2]
     if not enable_gqa:
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        try:
+            leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        except RuntimeError:
+            shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+            raise SpecError(
+                f"the dimensions before the length must broadcast; got {shapes}. "
+                "For shared key heads use enable_gqa=True."
+            ) from None
         query, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
     chosen_score: Any = score.scaled_dot(scale)
     chosen_mask: Any = mask.causal() if is_causal else None

@@ -169,7 +169,7 @@ def read(
     if relative_values is not None:
         relative_values.check(v4.shape[-1])
     elif value is not None:
-        v4 = _transformed(value, v, v4)
+        v4 = _transformed(value, v, v4, leading)
     if chosen_score.splits_keys(q4.shape[1], k4.shape[1]):
         k4, v4 = (x.repeat_interleave(q4.shape[1] // x.shape[1], dim=1) for x in (k4, v4))
     spec = Spec(
@@ -338,7 +338,7 @@ def _together(rule: Formula | None, mask: Mask | None) -> tuple[Formula, Term | 
     return Formula(mask_term, tensors, names, checks), rule_term, mask_term
 
 
-def _transformed(value: Callable[[Tensor], Tensor], v: Tensor, v4: Tensor) -> Tensor:
+def _transformed(value: Callable[[Tensor], Tensor], v: Tensor, v4: Tensor, leading: tuple[int, ...]) -> Tensor:
     if not callable(value):
         raise SpecError(f"value must be a function of the values; got {type(value).__name__}.")
     if v.device.type == "meta":
@@ -349,11 +349,9 @@ def _transformed(value: Callable[[Tensor], Tensor], v: Tensor, v4: Tensor) -> Te
         raise SpecError(f"value must keep all dimensions of v but the last, {tuple(v.shape[:-1])}; got {got}.")
     if moved.dtype != v.dtype:
         moved = moved.to(v.dtype)
-    return (
-        moved.expand(*v.shape[:-1], moved.shape[-1])
-        .reshape(-1, *v4.shape[1:3], moved.shape[-1])
-        .expand(*v4.shape[:3], -1)
-    )
+    outer = leading[:-1] if v.dim() >= 4 else leading
+    spread = moved.expand(*outer, *moved.shape[-3 if v.dim() >= 4 else -2 :])
+    return spread.reshape(*v4.shape[:3], moved.shape[-1])
 
 
 def _formula(score: Score, formula: Formula, rule: Term | None, mask: Term, weigh: Weigh) -> str:

@@ -74,7 +74,7 @@ def relu(scale: float | Tensor | None = None) -> Weigh:
     def factor(statistic: Tensor | None, n_k: int | Tensor) -> Tensor | float:
         if scale is not None:
             return scale
-        return 1.0 / n_k.clamp(min=1) if isinstance(n_k, Tensor) else 1.0 / max(n_k, 1)
+        return 1.0 / n_k.clamp(min=1).double() if isinstance(n_k, Tensor) else 1.0 / max(n_k, 1)
 
     return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=factor)
 
