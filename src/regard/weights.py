@@ -68,6 +68,8 @@ class Weights:
         b, h = self._heads(list(leading))
         with torch.autocast(self._inputs.q.device.type, enabled=False):
             found = self._entries(b, h, i, j)
+        if self._plan.spec.dtype != torch.float64:
+            found = found.float()
         whole = found.reshape([len(c) for c in (*leading, i, j)])
         whole = whole[tuple(0 if isinstance(c, int) else slice(None) for c in chosen)]
         return whole.detach().cpu().numpy() if self._question.is_numpy else whole

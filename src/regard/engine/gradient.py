@@ -256,8 +256,10 @@ def vector_jacobian(
     return [torch.zeros_like(w) if s is None else s for s, w in zip(sums, wanted, strict=True)]
 
 
-def _added(sums: list[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [m if s is None else s if m is None else s + m for s, m in zip(sums, more, strict=True)]
+def _added(sums: list[Tensor | None], more: Sequence[Tensor | None], in_place: bool = True) -> list[Tensor | None]:
+    """Running sums; in place, since new ones between the blocks' own tensors would scatter over the heap."""
+    add = torch.Tensor.add_ if in_place else torch.Tensor.add
+    return [m if s is None else s if m is None else add(s, m) for s, m in zip(sums, more, strict=True)]
 
 
 def _tangent(call: Call, x: Sequence[Tensor], t: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -309,5 +311,5 @@ def _second(
                 second = torch.autograd.grad(
                     [f for f, _ in used], wanted, along, allow_unused=True, create_graph=keep_graph
                 )
-                sums = _added(sums, second)
+                sums = _added(sums, second, in_place=not keep_graph)
     return [torch.zeros_like(w) if s is None else s for s, w in zip(sums, wanted, strict=True)]
