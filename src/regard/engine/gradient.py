@@ -22,7 +22,7 @@ from regard.engine.dense import dense
 from regard.plan.blocks import Tiles, ranges
 from regard.spec.spec import Inputs, Spec
 
-PAIRS_A_BLOCK = 2**20  # of the direct formula: a few tens of MB
+PAIRS_A_BLOCK = 2**18  # of the direct formula: about ten MB
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,7 +47,7 @@ def estimate(spec: Spec, tiles: Tiles, linear_memory: bool, cover: Cover | None)
         flops=2 * visited * width if spec.score == "dot" else visited * (3 * spec.width + 2 * spec.value_width),
         bytes_moved=bytes_moved,
         extra_memory=extra,
-        second_order_memory=12 * exact * max(2**20, spec.batch * spec.heads * spec.n_k),
+        second_order_memory=48 * exact * max(2**18, spec.batch * spec.heads * spec.n_k),
     )
 
 
