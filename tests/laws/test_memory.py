@@ -13,7 +13,7 @@ import pytest
 
 import regard
 
-LENGTH = 6144
+LENGTH = 8192
 SQUARE = 4 * LENGTH**2  # bytes of one n x n matrix of float32
 MEBI = 2**20
 CASES = [
@@ -58,8 +58,8 @@ def test_no_engine_takes_n_by_n_memory_unless_its_plan_says_so(engine, name):
     if predicted(engine, LENGTH) >= SQUARE:
         return  # it says so
 
-    # An eighth of one n x n matrix, 18 MB: three gradients of 0.75 MB, tiles, and what the allocator keeps.
-    assert measured(engine, ",".join(CASES), LENGTH)[name] < SQUARE / 8
+    # A fifth of one n x n matrix, 54 MB: less than one of booleans, more than what a metric keeps of O(n) in float64.
+    assert measured(engine, ",".join(CASES), LENGTH)[name] < SQUARE / 5
 
 
 def test_the_plan_tells_the_memory_that_the_call_takes(engine):
