@@ -323,16 +323,28 @@ def test_the_lse_does_not_count_scores_of_minus_infinity(engine, problem):
     cases.close(got.lse, direct.attention(q, k, v, mask=lambda where: may).lse, engine)
 
 
+HIDING_RULES = {
+    "chosen": lambda s, hidden, t: torch.where(hidden, -math.inf, s * 1.5),
+    "added": lambda s, hidden, t: s * 1.5 + t,
+    "taken away": lambda s, hidden, t: s * 1.5 - (-t),
+    "added and then something else": lambda s, hidden, t: (s + t) + 0.25,
+    "added where chosen": lambda s, hidden, t: torch.where(hidden, s + t, s * 0.5),
+}
+
+
+@pytest.mark.parametrize("hides", HIDING_RULES)
 @pytest.mark.parametrize("weighing", WEIGHS)
 @given(problem=cases.problems(n_k=st.integers(2, 8)), poison=st.sampled_from([math.nan, math.inf]))
-@cases.examples(10)
-def test_what_a_score_of_minus_infinity_hides_may_hold_anything(engine, weighing, problem, poison):
+@cases.examples(5)
+def test_what_a_score_of_minus_infinity_hides_may_hold_anything(engine, weighing, hides, problem, poison):
     dtype = cases.dtype_of(engine)
     q, k, v = problem.tensors(dtype)
     hidden = problem.coins(problem.n_k, salt=9)
     weights = problem.normal(problem.batch, problem.heads, problem.n_q, problem.width_v, dtype=dtype, salt=10)
     bad_k, bad_v = (x.masked_fill(hidden[:, None], poison) for x in (k, v))
-    options = dict(score=lambda s, b, h, i, j: torch.where(hidden[j], -math.inf, s * 1.5), weigh=WEIGHS[weighing])
+    added = torch.where(hidden, -math.inf, 0.5).to(dtype)
+    rule = HIDING_RULES[hides]
+    options = dict(score=lambda s, b, h, i, j: rule(s, hidden[j], added[j]), weigh=WEIGHS[weighing])
 
     clean, gradients = answers(engine, (q, k, v), (), weights, **options)
     spoilt, bad_gradients = answers(engine, (q, bad_k, bad_v), (), weights, **options)
