@@ -21,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
 # The parts that are tested in moments: no engine runs in them.
 QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_repository.py \
-           tests/test_errors.py tests/test_cost.py tests/spec tests/plan)
+           tests/test_cost.py tests/spec tests/plan)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup first-look check test test-long bench bench-quick mutants wheel format clean

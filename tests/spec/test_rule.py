@@ -246,11 +246,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "slopes": (
         lambda: changed(score.alibi(torch.ones(3)), zeros(heads=2)),
-        r"slopes must have one entry for each of 2 heads; got shape \(3,\)\.",
+        r"slopes must have one entry for each of 2 heads; got 3 \(shape \(3,\)\)\.",
     ),
     "relative": (
         lambda: changed(score.relative(torch.ones(32, 3)), zeros(heads=2)),
-        r"relative table must have one entry for each of 2 heads; got shape \(32, 3\)\.",
+        r"relative table must have one entry for each of 2 heads; got 3 \(shape \(32, 3\)\)\.",
     ),
     "even table": (lambda: reach_of(torch.ones(4, 3)), r"must be \(2 reach \+ 1, width\); got shape \(4, 3\)\."),
     "flat table": (lambda: score.shaw_keys(torch.ones(3)), r"must be \(2 reach \+ 1, width\); got shape \(3,\)\."),

@@ -381,7 +381,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a sink for other heads": (
         lambda: read(*zeros((1, 3, 5, 8), (1, 3, 5, 8), (1, 3, 5, 8)), weigh=weigh.sink(torch.zeros(2))),
-        r"one for each of 3 heads; got 2\.",
+        r"sink logits must have one entry for each of 3 heads; got 2 \(shape \(2,\)\)\.",
     ),
     "relative values of another width": (
         lambda: read(*zeros((5, 8), (5, 8), (5, 8)), value=score.shaw_values(torch.zeros(3, 7))),

@@ -136,8 +136,8 @@ def test_nothing_and_a_normaliser_are_weighings_too() -> None:
             r"a sink logit must be one number, or one a head; got shape \(2, 3\)\.",
         ),
         (
-            lambda: weigh.sink(torch.zeros(2)).check(HEADS),
-            r"a sink must have one logit, or one for each of 3 heads; got 2\.",
+            lambda: weigh.sink(torch.zeros(2)).check((1, HEADS, 4, 4), 0),
+            r"sink logits must have one entry for each of 3 heads; got 2 \(shape \(2,\)\)\.",
         ),
         (
             lambda: as_weigh("softmax"),

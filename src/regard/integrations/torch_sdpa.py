@@ -13,6 +13,7 @@ from regard.attention import attention
 from regard.eager import runs_eagerly
 from regard.errors import SpecError
 from regard.spec import mask, score
+from regard.spec.array import over_pairs
 
 _original = torch.nn.functional.scaled_dot_product_attention
 
@@ -70,20 +71,15 @@ def scaled_dot_product_attention(
 
 
 def _as_four(attn_mask: Tensor, leading: tuple[int, ...], n_q: int, n_k: int) -> Tensor:
-    """The mask with (batch, heads) before the lengths, as regard counts them; only what must be is expanded."""
-    has_heads = len(leading) >= 2
+    """The mask with (batch, heads) before the lengths, as regard counts them."""
     try:
         torch.broadcast_shapes(attn_mask.shape, (*leading, n_q, n_k))
     except RuntimeError:
         raise SpecError(
             f"attn_mask must broadcast to {(*leading, n_q, n_k)}; got shape {tuple(attn_mask.shape)}."
         ) from None
-    full = attn_mask.reshape((1,) * (len(leading) + 2 - attn_mask.dim()) + tuple(attn_mask.shape))
-    if len(leading) <= 2:
-        return full if has_heads else full.unsqueeze(-3)
-    if all(size == 1 for size in full.shape[:-3]):
-        return full.reshape(1, *full.shape[-3:])
-    return full.expand(*leading[:-1], *full.shape[-3:]).flatten(0, -4)
+    missing = len(leading) + 2 - attn_mask.dim()
+    return over_pairs(attn_mask.reshape((1,) * missing + tuple(attn_mask.shape)), leading)
 
 
 _here = threading.local()

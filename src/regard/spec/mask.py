@@ -25,6 +25,7 @@ from torch import Tensor
 from regard.errors import SpecError, TraceError
 from regard.spec.array import as_tensor
 from regard.spec.evaluate import Evaluation, Positions
+from regard.spec.fit import Broadcasts, StandsInside, one_each
 from regard.spec.formula import Check, Formula, FromLengths, Start, gather, written
 from regard.spec.regions import Cover, Lengths, cover, density
 from regard.spec.term import Term, apply, constant, lookup, variable
@@ -183,15 +184,7 @@ def broadcast_lookup(values: Tensor, name: str) -> tuple[Term, tuple[Tensor, ...
     kind = "bool" if values.dtype == torch.bool else "float"
     along = "bhij"[4 - values.dim() :]
     indices = tuple(variable(a) if size != 1 else constant(0) for a, size in zip(along, values.shape, strict=True))
-
-    def fits(lengths: Lengths, start: Start) -> None:
-        wanted = lengths[4 - values.dim() :]
-        if any(size not in (1, length) for size, length in zip(values.shape, wanted, strict=True)):
-            raise SpecError(
-                f"a {name} tensor must broadcast to (batch, heads, n_q, n_k) = {lengths}; got shape "
-                f"{tuple(values.shape)}. Reshape it so that each dimension is 1 or matches."
-            )
-
+    fits = Broadcasts(name, tuple(values.shape))
     return lookup(0, indices, kind), (values,), (name,), (fits,)  # type: ignore[arg-type]  # one of the kinds
 
 
@@ -247,7 +240,7 @@ def padding(lengths: Numbers, side: str = "right") -> Mask:
     if side not in ("left", "right"):
         raise SpecError(f"padding side must be 'left' or 'right'; got {side!r}.")
     lengths = _whole(lengths, "padding lengths")
-    checks = (_covers(lengths, 0, "padding lengths", "batch", lambda n: n[0]),)
+    checks = (one_each("padding lengths", lengths, 0, "batch"),)
     options = {"names": ("lengths",), "checks": checks}
     if side == "right":
         return _mask(lambda b, j: j < lengths[b], "b", "j", **options)
@@ -261,21 +254,13 @@ def documents(ids: Numbers, ids_k: Numbers | None = None) -> Mask:
     """
     ids = _whole(ids, "document ids")
     if ids_k is None:
-
-        def stands_inside(lengths: Lengths, start: Start) -> None:
-            if (start if isinstance(start, int) else int(start.min())) < 0:
-                raise SpecError(
-                    f"documents(ids) must know the document of every query; got {lengths[2]} queries that begin before "
-                    "the first key. Give ids of queries and keys: documents(ids_q, ids_k)."
-                )
-
-        checks = (_covers(ids, -1, "document ids", "n_k", lambda n: n[3]), *_batch_check(ids), stands_inside)
+        checks = (one_each("document ids", ids, -1, "n_k"), *_batch_check(ids), StandsInside())
         same = (lambda b, p, j: ids[b, p] == ids[b, j]) if ids.dim() == 2 else (lambda b, p, j: ids[p] == ids[j])
         return _mask(same, "b", "p", "j", names=("documents",), checks=checks)
     keys = _whole(ids_k, "document ids of the keys")
     checks = (
-        *(_covers(ids, -1, "document ids of the queries", "n_q", lambda n: n[2]), *_batch_check(ids)),
-        *(_covers(keys, -1, "document ids of the keys", "n_k", lambda n: n[3]), *_batch_check(keys)),
+        *(one_each("document ids of the queries", ids, -1, "n_q"), *_batch_check(ids)),
+        *(one_each("document ids of the keys", keys, -1, "n_k"), *_batch_check(keys)),
     )
     options = {"names": ("documents_q", "documents_k"), "checks": checks}
     if ids.dim() == 2:
@@ -294,7 +279,7 @@ def prefix(n: int | Numbers) -> Mask:
     if isinstance(n, int):
         return _mask(lambda j: j < n, "j")
     lengths = _whole(n, "prefix lengths")
-    checks = (_covers(lengths, 0, "prefix lengths", "batch", lambda n: n[0]),)
+    checks = (one_each("prefix lengths", lengths, 0, "batch"),)
     return _mask(lambda b, j: j < lengths[b], "b", "j", names=("prefix",), checks=checks)
 
 
@@ -318,15 +303,24 @@ def random_blocks(size: int, count: int, seed: int = 0) -> Mask:
     """Each block of `size` queries sees `count` blocks of keys, drawn without replacement from `seed`."""
     _at_least(1, size=size)
     _at_least(0, count=count)
-
-    def draw(lengths: Lengths) -> Tensor:
-        rows, columns = -(-lengths[2] // size), -(-lengths[3] // size)
-        order = torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)).argsort(dim=1)
-        chosen = torch.zeros(rows, columns, dtype=torch.bool)
-        return chosen.scatter_(1, order[:, :count], True)
-
     drawn = torch.zeros(1, 1, dtype=torch.bool)
-    return _mask(lambda i, j: drawn[i // size, j // size], "i", "j", names=("drawn",), later=(drawn, FromLengths(draw)))
+    later = (drawn, FromLengths(_Draw(size, count, seed)))
+    return _mask(lambda i, j: drawn[i // size, j // size], "i", "j", names=("drawn",), later=later)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Which blocks of keys each block of queries sees."""
+
+    size: int
+    count: int
+    seed: int
+
+    def __call__(self, lengths: Lengths) -> Tensor:
+        rows, columns = -(-lengths[2] // self.size), -(-lengths[3] // self.size)
+        order = torch.rand(rows, columns, generator=torch.Generator().manual_seed(self.seed)).argsort(dim=1)
+        chosen = torch.zeros(rows, columns, dtype=torch.bool)
+        return chosen.scatter_(1, order[:, : self.count], True)
 
 
 def longformer(width: int, global_tokens: Numbers = ()) -> Mask:
@@ -366,16 +360,5 @@ def _whole(values: Numbers, what: str) -> Tensor:
     return result.long()
 
 
-def _covers(values: Tensor, axis: int, what: str, of: str, pick: Callable[[Lengths], int]) -> Check:
-    def fits(lengths: Lengths, start: Start) -> None:
-        if values.shape[axis] != pick(lengths):
-            raise SpecError(
-                f"{what} must have one entry for each of {of} = {pick(lengths)}; got {values.shape[axis]} "
-                f"(shape {tuple(values.shape)})."
-            )
-
-    return fits
-
-
 def _batch_check(ids: Tensor) -> tuple[Check, ...]:
-    return (_covers(ids, 0, "document ids", "batch", lambda n: n[0]),) if ids.dim() == 2 else ()
+    return (one_each("document ids", ids, 0, "batch"),) if ids.dim() == 2 else ()

@@ -5,6 +5,7 @@ step over its tiles, `end` it; `weights` gives any weight again from its score a
 the gradient of the scores. A score of -inf is hidden and weighs exactly nothing.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from torch import Tensor
 State = tuple[Tensor, ...]
 
 
-class Normaliser:
+class Normaliser(ABC):
     """The contract. Rows run along the last dimension of scores; statistics have one number a row.
 
     `statistic` names the number a row needs so that any weight follows from its score, None if it needs none.
@@ -25,40 +26,40 @@ class Normaliser:
     statistic: ClassVar[str | None] = None
     merges: ClassVar[bool] = False
 
+    @abstractmethod
     def dense(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
         """The weights of whole rows and their statistic, differentiably."""
-        raise NotImplementedError
 
     def begin(self, rows: Tensor) -> State:
         """The running state before any key; `rows` is a zero a row."""
         return ()
 
+    @abstractmethod
     def step(self, state: State, scores: Tensor) -> tuple[State, Tensor, Tensor | None]:
         """The new state, this tile's weights up to the row's scale, and what earlier sums shrink by (None: nothing).
 
         The scores may be overwritten.
         """
-        raise NotImplementedError
 
     def end(self, state: State) -> tuple[Tensor | None, Tensor | None]:
         """What the row's sum is multiplied with (None: nothing) and the row statistic."""
         return None, None
 
+    @abstractmethod
     def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
         """The weights of any entries, given the statistic of their rows with a last dimension of 1, differentiably."""
-        raise NotImplementedError
 
     def rebuilt(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
         """The same as `weights`, for a backward pass: the scores may be overwritten."""
         return self.weights(scores, statistic)
 
+    @abstractmethod
     def backward(self, weights: Tensor, gradient: Tensor, level: Tensor) -> Tensor:
         """The gradient of the scores from that of the weights, which may be overwritten.
 
         `level` is, a row, what the gradient of the weights is measured from: sum of weight times gradient, less the
         gradient of the statistic.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

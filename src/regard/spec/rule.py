@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.errors import SpecError
 from regard.spec.array import as_tensor
 from regard.spec.finite import shielded
+from regard.spec.fit import one_each
 from regard.spec.formula import Formula, FromLengths, FromQueries, gather, written
 from regard.spec.mask import broadcast_lookup
 from regard.spec.precision import fine, fine_as
@@ -57,8 +58,8 @@ def rule(function: Callable[..., Any]) -> Rule:
 def alibi(slopes: Tensor | None = None) -> Rule:
     """s - slopes[h] · |p - j|: nearer is better. `slopes` has one number a head; None takes the standard ones."""
     table = torch.zeros(1) if slopes is None else as_tensor(slopes, "slopes")
-    later = (table, FromLengths(lambda lengths: alibi_slopes(lengths[1]))) if slopes is None else None
-    checks = () if slopes is None else (one_a_head(table, "slopes", 0),)
+    later = (table, FromLengths(_standard_slopes)) if slopes is None else None
+    checks = () if slopes is None else (one_each("slopes", table, 0, "heads"),)
     return written_rule(
         lambda s, h, p, j: s - table[h] * abs(p - j),
         *("s", "h", "p", "j"),
@@ -79,6 +80,10 @@ def alibi_slopes(heads: int) -> Tensor:
     own = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     extra = [2.0 ** (-8.0 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
     return torch.tensor((own + extra)[:heads])
+
+
+def _standard_slopes(lengths: Lengths) -> Tensor:
+    return alibi_slopes(lengths[1])
 
 
 def softcap(c: float | Tensor) -> Rule:
@@ -102,7 +107,7 @@ def relative(table: Tensor, *, bidirectional: bool = True, max_distance: int = 1
 
     Near distances have a bucket each, far ones share logarithmically wider buckets. T5 itself uses score.dot().
     """
-    checks = (one_a_head(table, "relative table", 1),)
+    checks = (one_each("a relative table", table, 1, "heads"),)
 
     def biased(s: Any, h: Any, p: Any, j: Any) -> Any:
         return s + table[_bucket(j - p, table.shape[0], bidirectional, max_distance), h]
@@ -130,34 +135,32 @@ def shaw_keys(table: Tensor, scale: float | None = None) -> Rule:
     Row 0 is for keys `reach` or more before the query, the last row for those `reach` or more after it.
     """
     reach = reach_of(table)
-
-    def along_queries(q: Tensor) -> Tensor:
-        if table.shape[-1] != q.shape[-1]:
-            raise SpecError(f"shaw_keys needs a table as wide as q; got table={table.shape[-1]}, q={q.shape[-1]}.")
-        factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-        (along,) = shielded(lambda x: (fine(x) @ fine_as(table, x).mT * factor,), q)
-        return along
-
     along = torch.zeros(1, 1, 1, 1)
     return written_rule(
         lambda s, b, h, i, p, j: s + along[b, h, i, torch.clamp(j - p, -reach, reach) + reach],
         *("s", "b", "h", "i", "p", "j"),
         names=("relative",),
-        later=(along, FromQueries(along_queries)),
+        later=(along, FromQueries(_AlongQueries(table, scale))),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _AlongQueries:
+    """The product of each query with each row of a table: (batch, heads, n_q, rows)."""
+
+    table: Tensor
+    scale: float | None
+
+    def __call__(self, q: Tensor) -> Tensor:
+        table, width = self.table, q.shape[-1]
+        if table.shape[-1] != width:
+            raise SpecError(f"shaw_keys needs a table as wide as q; got table={table.shape[-1]}, q={width}.")
+        factor = 1.0 / math.sqrt(width) if self.scale is None else self.scale
+        (along,) = shielded(lambda x: (fine(x) @ fine_as(table, x).mT * factor,), q)
+        return along
 
 
 def reach_of(table: Tensor) -> int:
     if table.dim() != 2 or table.shape[0] % 2 == 0:
         raise SpecError(f"a relative table must be (2 reach + 1, width); got shape {tuple(table.shape)}.")
     return table.shape[0] // 2
-
-
-def one_a_head(table: Tensor, what: str, axis: int) -> Callable[[Lengths, Any], None]:
-    def fits(lengths: Lengths, start: Any) -> None:
-        if table.shape[axis] != lengths[1]:
-            raise SpecError(
-                f"{what} must have one entry for each of {lengths[1]} heads; got shape {tuple(table.shape)}."
-            )
-
-    return fits

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.spec.array import as_tensor
+from regard.spec.array import as_tensor, over_pairs
 from regard.spec.finite import shielded
 from regard.spec.formula import Formula, FromQueries, Start, gather
 from regard.spec.mask import Mask, as_mask
@@ -154,63 +154,53 @@ def read(
     q, k, v = (_as_tensor(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     q, k, v = _one_dtype(q, k, v)
     q4, k4, v4, leading = _four_dimensional(q, k, v)
-    score, mask = (_aligned(x, q, leading) for x in (score, mask))
-    chosen_score, chosen_weigh = as_score(score), as_weigh(weigh)
-    chosen_mask = None if mask is None else as_mask(mask)
-    chosen_score.check(q4.shape[-1], k4.shape[-1])
-    chosen_weigh.check(q4.shape[1])
-    chosen_score.check_heads(q4.shape[1], k4.shape[1])
-    lengths = (q4.shape[0], q4.shape[1], q4.shape[2], k4.shape[2])
+    score, weigh = as_score(_aligned(score, q, leading)), as_weigh(weigh)
+    mask = None if mask is None else as_mask(_aligned(mask, q, leading))
+    lengths = (*q4.shape[:3], k4.shape[2])
     begin = _start(start, lengths, q4.device)
-    rule = _whole_rule(chosen_score.rule, chosen_weigh.rule)
-    formula, rule_term, mask_term = _together(rule, chosen_mask)
+    formula, rule_term, mask_term = _together(_whole_rule(score.rule, weigh.rule), mask)
+    score.check(q4.shape[-1], k4.shape[-1])
+    score.check_heads(q4.shape[1], k4.shape[1])
+    weigh.check(lengths, begin)
     formula.check(lengths, begin)
-    relative_values = value if isinstance(value, RelativeValues) else None
-    if relative_values is not None:
-        relative_values.check(v4.shape[-1])
-    elif value is not None:
-        v4 = _transformed(value, v, v4, leading)
-    if chosen_score.splits_keys(q4.shape[1], k4.shape[1]):
+    v4, relative_values = _valued(value, v, v4, leading)
+    if score.splits_keys(q4.shape[1], k4.shape[1]):
         k4, v4 = (x.repeat_interleave(q4.shape[1] // x.shape[1], dim=1) for x in (k4, v4))
-    spec = Spec(
-        batch=lengths[0],
-        heads=lengths[1],
-        key_heads=k4.shape[1],
-        n_q=lengths[2],
-        n_k=lengths[3],
-        width=chosen_score.prepared_width(q4.shape[-1]),
-        value_width=v4.shape[-1],
-        dtype=q4.dtype,
-        device=q4.device.type,
-        score=chosen_score.kind,
-        scale=_scale(chosen_score, q4),
-        precision=torch.float64 if torch.float64 in (q4.dtype, chosen_score.precision) else torch.float32,
-        rule=rule_term,
-        mask=mask_term,
-        normaliser=chosen_weigh.normaliser,
-        dropout=_dropout(dropout),
-        start=begin if isinstance(begin, int) else None,
-        tensors=tuple((tuple(t.shape), t.dtype) for t in formula.tensors if isinstance(t, Tensor)),
-        formula=_formula(chosen_score, formula, rule_term, mask_term, chosen_weigh),
-    )
-    if seed is None:
-        seed = int(torch.randint(2**62, ())) if spec.dropout else 0
+    dropout = _dropout(dropout)
     return Question(
-        *(
-            spec,
-            q4,
-            k4,
-            v4,
-            chosen_score,
-            chosen_weigh,
-            relative_values,
-            formula,
-            begin,
-            seed,
-            leading,
-            q.dim() >= 4,
-            is_numpy,
-        )
+        spec=Spec(
+            batch=lengths[0],
+            heads=lengths[1],
+            key_heads=k4.shape[1],
+            n_q=lengths[2],
+            n_k=lengths[3],
+            width=score.prepared_width(q4.shape[-1]),
+            value_width=v4.shape[-1],
+            dtype=q4.dtype,
+            device=q4.device.type,
+            score=score.kind,
+            scale=_scale(score, q4),
+            precision=torch.float64 if torch.float64 in (q4.dtype, score.precision) else torch.float32,
+            rule=rule_term,
+            mask=mask_term,
+            normaliser=weigh.normaliser,
+            dropout=dropout,
+            start=begin if isinstance(begin, int) else None,
+            tensors=tuple((tuple(t.shape), t.dtype) for t in formula.tensors if isinstance(t, Tensor)),
+            formula=_formula(score, formula, rule_term, mask_term, weigh),
+        ),
+        q=q4,
+        k=k4,
+        v=v4,
+        score=score,
+        weigh=weigh,
+        relative_values=relative_values,
+        formula=formula,
+        start=begin,
+        seed=_seed(seed, dropout),
+        leading=leading,
+        has_heads=q.dim() >= 4,
+        is_numpy=is_numpy,
     )
 
 
@@ -279,15 +269,11 @@ def _four_dimensional(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
 
 def _aligned(values: Any, q: Tensor, leading: tuple[int, ...]) -> Any:
     """A mask or bias given as an array with the dimensions of q, as (batch, heads, n_q, n_k)."""
-    if not isinstance(values, (Tensor, np.ndarray)) or values.ndim != q.dim() or q.dim() in (2, 4):
+    if not isinstance(values, (Tensor, np.ndarray)) or values.ndim != q.dim():
         return values
     whole = as_tensor(values, "mask")
-    if q.dim() < 4:
-        return whole.unsqueeze(-3)
-    if all(size == 1 for size in whole.shape[:-3]):
-        return whole.reshape(1, *whole.shape[-3:])
     try:
-        return whole.expand(*leading[:-1], *whole.shape[-3:]).flatten(0, -4)
+        return over_pairs(whole, leading)
     except RuntimeError:
         raise SpecError(
             f"a mask of {q.dim()} dimensions must broadcast over {leading}; got {tuple(whole.shape)}."
@@ -307,6 +293,12 @@ def _start(start: Any, lengths: Lengths, device: torch.device) -> Start:
             f"{tuple(each.shape)}."
         )
     return each.long().reshape(-1).expand(batch).to(device)
+
+
+def _seed(seed: int | None, dropout: float) -> int:
+    if seed is None:
+        return int(torch.randint(2**62, ())) if dropout else 0
+    return seed
 
 
 def _dropout(dropout: float) -> float:
@@ -336,6 +328,14 @@ def _together(rule: Formula | None, mask: Mask | None) -> tuple[Formula, Term | 
     rule_term = terms[0] if rule is not None else None
     mask_term = terms[-1] if mask is not None else TRUE
     return Formula(mask_term, tensors, names, checks), rule_term, mask_term
+
+
+def _valued(value: Any, v: Tensor, v4: Tensor, leading: tuple[int, ...]) -> tuple[Tensor, RelativeValues | None]:
+    """The values a call sums, and the relative ones it adds."""
+    if isinstance(value, RelativeValues):
+        value.check(v4.shape[-1])
+        return v4, value
+    return (v4 if value is None else _transformed(value, v, v4, leading)), None
 
 
 def _transformed(value: Callable[[Tensor], Tensor], v: Tensor, v4: Tensor, leading: tuple[int, ...]) -> Tensor:

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.spec.fit import one_each
+from regard.spec.formula import Check, Start
 from regard.spec.normaliser import Normaliser, Relu, Sigmoid, Softmax
-from regard.spec.rule import Rule, one_a_head, written_rule
+from regard.spec.regions import Lengths
+from regard.spec.rule import Rule, written_rule
 
 Factor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 
@@ -19,14 +22,18 @@ class Weigh:
     """How a row of scores becomes weights.
 
     `rule` changes the scores first; the `normaliser` runs in the engine; `factor(statistic, n_k)` scales each row's
-    weights afterwards: a number, or (batch, heads, n_q). `check(heads)` refuses what does not fit.
+    weights afterwards: a number, or (batch, heads, n_q). `checks` refuse lengths that its tensors do not fit.
     """
 
     normaliser: Normaliser
     formula: str
     rule: Rule | None = None
     factor: Factor | None = None
-    check: Callable[[int], None] = lambda heads: None
+    checks: tuple[Check, ...] = ()
+
+    def check(self, lengths: Lengths, start: Start) -> None:
+        for check in self.checks:
+            check(lengths, start)
 
 
 def softmax() -> Weigh:
@@ -43,17 +50,20 @@ def sink(logit: float | Tensor = 0.0) -> Weigh:
     level = torch.as_tensor(logit, dtype=None if isinstance(logit, Tensor) else torch.float64)
     if level.dim() > 1:
         raise SpecError(f"a sink logit must be one number, or one a head; got shape {tuple(level.shape)}.")
+    checks = () if level.numel() == 1 else (one_each("sink logits", level, 0, "heads"),)
+    return Weigh(Softmax(), "softmax with a sink", factor=_Sink(level), checks=checks)
 
-    def check(heads: int) -> None:
-        if level.dim() == 1 and level.shape[0] not in (1, heads):
-            raise SpecError(f"a sink must have one logit, or one for each of {heads} heads; got {level.shape[0]}.")
 
-    def factor(lse: Tensor | None, n_k: int | Tensor) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class _Sink:
+    """The share that the sink leaves to the keys: sigmoid(lse - logit)."""
+
+    logit: Tensor
+
+    def __call__(self, lse: Tensor | None, n_k: int | Tensor) -> Tensor:
         assert lse is not None
-        # sigmoid(lse - logit), whose own derivative y (1 - y) would cancel where y is near 1
-        return torch.exp(torch.nn.functional.logsigmoid(lse - level.reshape(-1, 1).to(lse)))
-
-    return Weigh(Softmax(), "softmax with a sink", factor=factor, check=check)
+        # sigmoid's own derivative y (1 - y) would cancel where y is near 1
+        return torch.exp(torch.nn.functional.logsigmoid(lse - self.logit.reshape(-1, 1).to(lse)))
 
 
 def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
@@ -61,7 +71,7 @@ def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
     if not isinstance(bias, Tensor) and bias == 0.0:
         return Weigh(Sigmoid(), "sigmoid")
     if isinstance(bias, Tensor) and bias.dim() == 1:
-        checks = (one_a_head(bias, "a sigmoid bias", 0),)
+        checks = (one_each("a sigmoid bias", bias, 0, "heads"),)
         rule = written_rule(lambda s, h: s + bias[h], "s", "h", names=("shift",), checks=checks)
     else:
         rule = written_rule(lambda s: s + bias, "s", names=("shift",))
@@ -70,13 +80,19 @@ def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
 
 def relu(scale: float | Tensor | None = None) -> Weigh:
     """max(s, 0) · scale, each pair for itself; `scale=None` is 1/n_k, the number of keys."""
+    return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=_Shared(scale))
 
-    def factor(statistic: Tensor | None, n_k: int | Tensor) -> Tensor | float:
-        if scale is not None:
-            return scale
+
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """A factor that is given, or 1 over the number of keys."""
+
+    scale: float | Tensor | None
+
+    def __call__(self, statistic: Tensor | None, n_k: int | Tensor) -> Tensor | float:
+        if self.scale is not None:
+            return self.scale
         return 1.0 / n_k.clamp(min=1).double() if isinstance(n_k, Tensor) else 1.0 / max(n_k, 1)
-
-    return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=factor)
 
 
 def as_weigh(value: Any) -> Weigh:
