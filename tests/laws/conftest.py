@@ -30,4 +30,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = getattr(request.node, "callspec", None)
     if chosen is not None and isinstance(chosen.params.get("engine"), InSmallTiles):
-        monkeypatch.setattr(Tiled, "tiles", lambda engine, spec: Tiles(3, 4, 40))
+        monkeypatch.setattr(Tiled, "tiles", lambda engine, spec: Tiles(3, 4, 40, 8))

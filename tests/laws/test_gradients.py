@@ -324,7 +324,7 @@ def test_relative_keys_get_the_derivatives_of_the_dense_formula(engine, check, p
 
 @pytest.mark.parametrize("scoring", ["scaled dot", "metric", "additive", "full bias", "own rule"])
 def test_gradients_are_whole_across_the_borders_of_tiles(engine, scoring):
-    problem = cases.Problem(batch=1, heads=2, key_heads=1, n_q=270, n_k=300, width=3, width_v=3, seed=7)
+    problem = cases.Problem(batch=1, heads=2, key_heads=1, n_q=300, n_k=900, width=3, width_v=3, seed=7)
     causal = Variant(nothing, lambda: dict(mask=mask.causal()), lambda: dict(mask=direct.causal()))
 
     first_order(Both(engine, problem, SCORES[scoring], causal), problem)

@@ -48,7 +48,7 @@ CASES: dict[str, Callable[[], Question]] = {
     "no keys": lambda: question(2, 2, 9, 0, mask=mask.causal()),
     "no batch": lambda: question(0, 2, 9, 9, mask=mask.causal()),
 }  # fmt: skip
-SIZES = [Tiles(4, 8, 64), Tiles(8, 4, 10**6), Tiles(256, 512, 2**18), Tiles(7, 5, 1)]
+SIZES = [Tiles(4, 8, 64), Tiles(8, 4, 10**6), Tiles(256, 512, 2**18), Tiles(7, 5, 1), Tiles(3, 2, 64, 7)]
 
 
 def seen_pairs(asked: Question) -> torch.Tensor:
@@ -124,6 +124,16 @@ def test_keys_of_a_strip_come_in_order() -> None:
     for strip in strips(asked.spec, cover_of(asked, Tiles(4, 2, 64)), Tiles(4, 2, 64)):
         firsts = [keys.start for keys, _ in strip.keys]
         assert firsts == sorted(set(firsts))
+
+
+def test_full_tiles_side_by_side_are_taken_together_and_partial_ones_one_by_one() -> None:
+    asked = question(n_q=8, n_k=32, mask=mask.where(lambda b, h, i, j: (j < 20) & ((j != 9) | (i != 3))))
+    tiles = Tiles(8, 2, 10**6, 7)  # three tiles of two keys fit in a row of seven
+
+    (strip,) = strips(asked.spec, cover_of(asked, tiles), tiles)
+
+    full = [range(0, 6), range(6, 8), range(10, 16), range(16, 20)]
+    assert strip.keys == ((full[0], True), (full[1], True), (range(8, 10), False), (full[2], True), (full[3], True))
 
 
 def test_a_mask_without_data_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ backward makes each tile's weights again from the row statistic. Sums run in an 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -17,7 +18,7 @@ from regard.spec.derivative import ONE, derivatives
 from regard.spec.evaluate import Evaluation
 from regard.spec.finite import all_finite
 from regard.spec.spec import Inputs, Spec
-from regard.spec.term import Term, slot_of, variable
+from regard.spec.term import TRUE, Term, slot_of, variable
 
 _S = variable("s")
 
@@ -36,9 +37,11 @@ class Tiled:
         if spec.score != "dot":  # a pair of these costs as many numbers as it is wide
             side = 128 if spec.width <= 32 else 64
             return Tiles(side, side, 2**22 // max(1, spec.width))
-        rows = min(512, max(1, spec.n_q))
-        few = rows * spec.group < 128  # as in decoding: longer rows of keys make up for it
-        return Tiles(rows, max(512, 2**17 // (rows * spec.group)) if few else 256, 2**18)
+        if spec.n_q * spec.group < 128:  # as in decoding: longer rows of keys make up for it
+            rows = max(1, spec.n_q)
+            return Tiles(rows, max(512, 2**17 // (rows * spec.group)), 2**18)
+        # at the edge of a mask half a tile is computed in vain: shorter ones
+        return Tiles(512 if spec.mask is TRUE else 256, 256, 2**19, 1024)
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
         walk = Walk(spec, inputs, tiles)
@@ -52,7 +55,8 @@ class Tiled:
         return output, statistic if spec.normaliser.statistic else None
 
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
-        walk = Walk(spec, inputs, tiles)
+        # twice as many numbers a pair are at hand as in the forward pass: half the row stays in cache
+        walk = Walk(spec, inputs, replace(tiles, row=tiles.row // 2))
         gradients = _Gradients(walk, saved, needs)
         for strip in walk.strips():
             gradients.add(strip)
@@ -61,7 +65,7 @@ class Tiled:
 
 def _attend(walk: Walk, strip: Strip) -> tuple[Tensor, Tensor | None]:
     """Output and statistic of a strip's rows."""
-    normaliser = walk.spec.normaliser
+    normaliser = walk.normaliser
     q, k, v = walk.queries_of(strip), walk.keys_of(walk.k, strip), walk.keys_of(walk.v, strip)
     state = normaliser.begin(q.new_zeros(q.shape[:2]))
     total = q.new_zeros((*q.shape[:2], walk.spec.value_width))
@@ -99,6 +103,8 @@ class _Gradients:
 
     def result(self) -> list[Tensor]:
         every = self.walk.inputs.every()
+        if self.sums[1] is not None and self.walk.unit != 1.0:
+            self.sums[1].div_(self.walk.unit)  # it was summed over queries in that unit
         return [total.to(t.dtype) for total, t in zip(self.sums, every, strict=True) if total is not None]
 
     def add(self, strip: Strip) -> None:
@@ -113,7 +119,7 @@ class _Gradients:
             here = slice(j.start, j.stop)
             tile = walk.tile(strip, j, full, q, k[:, here], track=True)
             seen = None if self.finite else tile.scores != -torch.inf
-            weights = spec.normaliser.rebuilt(tile.scores, statistic)
+            weights = walk.normaliser.rebuilt(tile.scores, statistic)
             if seen is not None:
                 weights.masked_fill_(~seen, 0.0)  # a row that is NaN has no zeros of its own
             d_weights = walk.product("d_weights", d_output, v[:, here])
@@ -121,7 +127,7 @@ class _Gradients:
             walk.drop(tile, strip, kept, d_weights)
             if d_v is not None:
                 accumulate(d_v[:, here], kept.mT, d_output, None if seen is None else seen.mT)
-            d_scores = spec.normaliser.backward(weights, d_weights, level)
+            d_scores = walk.normaliser.backward(weights, d_weights, level)
             if seen is not None:
                 d_scores.masked_fill_(~seen, 0.0)
             d_scores = self._through_rule(tile, strip, d_scores)

@@ -39,6 +39,9 @@ class Walk:
     def __init__(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> None:
         self.spec, self.inputs, self.tiles = spec, inputs, tiles
         self.q, self.k, self.v = (x.detach().to(spec.precision) for x in (inputs.q, inputs.k, inputs.v))
+        # a rule must see the score as it is; a plain product can come in the normaliser's own unit
+        plain = spec.score == "dot" and spec.rule is None
+        self.normaliser, self.unit = spec.normaliser.prescaled() if plain else (spec.normaliser, 1.0)
         self.condition = visible(spec.mask, spec.rule, inputs.tensors)
         self._space: dict[str, Tensor] = {}
 
@@ -68,7 +71,8 @@ class Walk:
     def queries_of(self, strip: Strip) -> Tensor:
         """A strip's queries, scaled as the product wants them."""
         q = self.rows_of(self.q, strip)
-        return q * self.spec.scale if self.spec.score == "dot" and self.spec.scale != 1.0 else q
+        scale = self.spec.scale * self.unit
+        return q * scale if self.spec.score == "dot" and scale != 1.0 else q
 
     def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """x @ y.mT in a space of that name that every tile uses again: fresh memory costs more than the softmax."""

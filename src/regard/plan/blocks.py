@@ -16,11 +16,15 @@ from regard.spec.term import Term, walk
 
 @dataclass(frozen=True)
 class Tiles:
-    """How many queries and keys a tile has, and how many numbers a tile of several heads may hold."""
+    """How many queries and keys a tile has, and how many numbers a tile of several heads may hold.
+
+    Full tiles side by side are taken together up to `row` keys, since each costs some calls whatever its size.
+    """
 
     queries: int
     keys: int
     numbers: int
+    row: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,20 +64,31 @@ def _without_data(term: Term, lengths: Lengths, start: int, size: tuple[int, int
 
 def strips(spec: Spec, found: Cover, tiles: Tiles) -> Iterator[Strip]:
     """All queries once, in an order given by the shape alone; heads that see the same keys go together."""
-    numbers_a_head = max(1, min(tiles.queries, spec.n_q) * min(tiles.keys, spec.n_k))
+    numbers_a_head = max(1, min(tiles.queries, spec.n_q) * min(max(tiles.keys, tiles.row), spec.n_k))
     groups = max(1, tiles.numbers // (numbers_a_head * spec.group))
     heads_together = 1 if found.heads > 1 else spec.group * min(groups, spec.key_heads)
     batch_together = 1 if found.batch > 1 or heads_together < spec.heads else max(1, groups // spec.key_heads)
     lists = (found.b * found.heads + found.h) * found.grid[0] + found.row
     ends = np.searchsorted(lists, np.arange(found.batch * found.heads * found.grid[0] + 1)).tolist()
     runs = list(zip(found.first.tolist(), found.last.tolist(), found.full.tolist(), strict=True))
-    keys = ranges(spec.n_k, tiles.keys)
+    pieces = [_pieces(run, tiles, spec.n_k) for run in runs]
     for b in ranges(spec.batch, batch_together):
         for h in ranges(spec.heads, heads_together):
             first = (b.start % found.batch * found.heads + h.start % found.heads) * found.grid[0]
             for row, i in enumerate(ranges(spec.n_q, tiles.queries)):
-                here = runs[ends[first + row] : ends[first + row + 1]]
-                yield Strip(b, h, i, tuple((keys[c], full) for start, stop, full in here for c in range(start, stop)))
+                here = pieces[ends[first + row] : ends[first + row + 1]]
+                yield Strip(b, h, i, tuple(piece for run in here for piece in run))
+
+
+def _pieces(run: tuple[int, int, bool], tiles: Tiles, n_k: int) -> list[tuple[range, bool]]:
+    """A run of tiles as ranges of keys: partial tiles one by one, full ones together."""
+    first, last, full = run
+    step = max(1, tiles.row // tiles.keys) if full else 1
+    stops = [min(c + step, last) for c in range(first, last, step)]
+    return [
+        (range(c * tiles.keys, min(stop * tiles.keys, n_k)), full)
+        for c, stop in zip(range(first, last, step), stops, strict=True)
+    ]
 
 
 def ranges(length: int, step: int) -> list[range]:

@@ -36,8 +36,9 @@ def estimate(spec: Spec, tiles: Tiles, linear_memory: bool, cover: Cover | None)
     share = visited / pairs if pairs else 0.0
     keys_read = int(spec.batch * spec.key_heads * spec.n_k * width * strips * share)
     bytes_moved = number * (rows * width + keys_read)
-    tile = min(tiles.numbers, tiles.queries * tiles.keys * spec.group * spec.heads * spec.batch)
-    working = 4 * max(tile, tiles.queries * min(tiles.keys, max(spec.n_k, 1))) * exact
+    keys = max(tiles.keys, tiles.row)
+    tile = min(tiles.numbers, tiles.queries * keys * spec.group * spec.heads * spec.batch)
+    working = 4 * max(tile, tiles.queries * min(keys, max(spec.n_k, 1))) * exact
     extra = working + rows * exact if linear_memory else 4 * pairs * 8
     if spec.score != "dot":
         extra += working * spec.width

@@ -127,8 +127,14 @@ def _assemble(
     runs = np.concatenate([r for r, _ in found], axis=1) if found else np.zeros((5, 0), np.int64)
     full = np.concatenate([np.full(r.shape[1], sure) for r, sure in found]) if found else np.zeros(0, bool)
     order = np.lexsort(runs[3::-1])
-    b, h, row, first, last = runs[:, order]
-    return Cover(batch, heads, grid, tile, b, h, row, first, last, full[order])
+    (b, h, row, first, last), full = runs[:, order], full[order]
+    goes_on = (first[1:] == last[:-1]) & (full[1:] == full[:-1])
+    for same in (b, h, row):
+        goes_on &= same[1:] == same[:-1]
+    begins = np.concatenate([np.ones(min(1, len(b)), bool), ~goes_on])
+    ends = np.concatenate([~goes_on, np.ones(min(1, len(b)), bool)])
+    b, h, row, first, full = (x[begins] for x in (b, h, row, first, full))
+    return Cover(batch, heads, grid, tile, b, h, row, first, last[ends], full)
 
 
 def density(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int | Tensor, tile: int = 128) -> float:
