@@ -670,7 +670,6 @@ MASKS: dict[str, Callable[[], Any]] = {
     "a tensor": lambda: mask.tensor(torch.eye(6, dtype=torch.bool)),
     "joined": lambda: mask.causal() & ~mask.window(2) | mask.padding([1]),
     "drawn": lambda: mask.random_blocks(2, 1, seed=3),
-    "a function": lambda: mask.where(lambda b, h, i, j: (i + j) % 2 == 0),
 }
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
 every_copy = pytest.mark.parametrize("how", COPIES)

@@ -37,9 +37,9 @@ def regions_of(where: World, number: int) -> Regions:
 
 
 @cache
-def judged(seed: int, scalars: bool = False, narrow: bool = False) -> Verdict:
+def judged(seed: int, scalars: bool = False, narrow: bool = False, inside: bool = False) -> Verdict:
     where, verdict = world(seed, scalars=scalars, narrow=narrow), Verdict()
-    writer = Writer(where, seed)
+    writer = Writer(where, seed, inside=inside)
     bounds = Bounds(where.tensors, where.lengths, where.start)
     for number in range(CONDITIONS_A_WORLD):
         term = writer.condition(4)
@@ -80,12 +80,13 @@ def test_no_bound_is_ever_wrong_with_whole_numbers_of_few_bits(seed: int) -> Non
 
 
 def test_most_regions_that_a_random_condition_leaves_empty_or_full_are_recognised() -> None:
-    every = [judged(seed) for seed in WORLDS]
+    # a look-up that may leave its tensor is left undecided, so that a seen one is refused: here none does
+    every = [judged(seed, inside=True) for seed in WORLDS]
+    assert not any(v.wrong for v in every)
     empty = sum(v.found_empty for v in every) / sum(v.empty for v in every)
     full = sum(v.found_full for v in every) / sum(v.full for v in every)
-    # measured: .51 of the empty and .52 of the full ones, in regions that mostly do not lie on the grid; it was .80
-    # before regions with a look-up outside its tensor were left undecided, so that a seen one is refused
-    assert empty > 0.49 and full > 0.49, (empty, full)
+    # measured: .80 of the empty and of the full ones, in regions that mostly do not lie on the grid
+    assert empty > 0.78 and full > 0.78, (empty, full)
 
 
 @pytest.mark.parametrize("seed", WORLDS)

@@ -118,10 +118,11 @@ def world(seed: int, *, scalars: bool = False, narrow: bool = False, finite: boo
 class Writer:
     """Draws formulas over all operations of `regard.spec.term` for a world."""
 
-    def __init__(self, where: World, seed: int, *, smooth: bool = True) -> None:
+    def __init__(self, where: World, seed: int, *, smooth: bool = True, inside: bool = False) -> None:
         self.draw = random.Random(seed)
         self.tensors = where.tensors
         self.smooth = smooth
+        self.inside = inside  # whether every look-up stays in its tensor
 
     def condition(self, depth: int) -> Term:
         choose = self.draw.random()
@@ -237,6 +238,9 @@ class Writer:
             else:
                 one, other = (variable(self.draw.choice("bhijp")) for _ in range(2))
                 indices.append(one if self.draw.random() < 0.6 else apply("sub", one, other))
+        if self.inside:
+            sizes = self.tensors[slot].shape
+            indices = [apply("mod", index, constant(size)) for index, size in zip(indices, sizes, strict=True)]
         return lookup(slot, tuple(indices), kind)
 
 
