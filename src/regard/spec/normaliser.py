@@ -97,7 +97,7 @@ class Softmax(Normaliser):
     def end(self, state: State) -> tuple[Tensor | None, Tensor | None]:
         top, total = state
         sees = top != -torch.inf
-        return torch.where(sees, 1.0 / total, 0.0), torch.where(sees, top + total.log(), -torch.inf)
+        return torch.where(sees, 1.0 / total, 0.0), torch.where(sees, self._lse(top, total), -torch.inf)
 
     def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
         assert statistic is not None
@@ -118,16 +118,13 @@ class Softmax(Normaliser):
         """exp(x) in place, by powers of two: torch's exp is 10 to 100 times slower where the result is 0 or nearly."""
         return x.mul_(LOG2_E).exp2_()
 
+    def _lse(self, top: Tensor, total: Tensor) -> Tensor:
+        return top + total.log()
+
 
 @dataclass(frozen=True)
 class _SoftmaxOfBits(Softmax):
     """Softmax of scores that come multiplied by log2(e), so that exp(s) is 2^s."""
-
-    def end(self, state: State) -> tuple[Tensor | None, Tensor | None]:
-        top, total = state
-        sees = top != -torch.inf
-        lse = (top.double() + total.double().log2()) / LOG2_E  # rounded once, not at each step
-        return torch.where(sees, 1.0 / total, 0.0), torch.where(sees, lse.to(top.dtype), -torch.inf)
 
     def rebuilt(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
         assert statistic is not None
@@ -135,6 +132,9 @@ class _SoftmaxOfBits(Softmax):
 
     def _exp_(self, x: Tensor) -> Tensor:
         return x.exp2_()
+
+    def _lse(self, top: Tensor, total: Tensor) -> Tensor:
+        return ((top.double() + total.double().log2()) / LOG2_E).to(top.dtype)  # rounded once, not at each step
 
 
 @dataclass(frozen=True)
