@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.eager import runs_eagerly
 from regard.engine.gradient import Engine, run
+from regard.engine.native import Native
 from regard.engine.reference import Reference
 from regard.engine.relative import relative_output
 from regard.engine.tiled import Tiled
@@ -16,7 +17,7 @@ from regard.result import Attended
 from regard.spec.spec import Inputs, Question, read
 from regard.weights import Weights
 
-IN_ORDER: tuple[Engine, ...] = (Tiled(),)
+IN_ORDER: tuple[Engine, ...] = (Native(otherwise=Tiled()), Tiled())
 BY_NAME: tuple[Engine, ...] = (Reference(),)
 
 

@@ -93,6 +93,10 @@ class Evaluation:
         self.out_of_range: Tensor | None = None
         self._known: dict[tuple[Term, bool], Value] = {}
 
+    def value(self, term: Term, precise: bool) -> Tensor:
+        """A term's value in its own kind; `precise` says that it flows into the score."""
+        return torch.as_tensor(self._value(term, precise), device=self.positions.device)
+
     def condition(self, term: Term) -> Tensor:
         """A mask's value: booleans that broadcast to the positions' shape."""
         return torch.as_tensor(self._value(term, False), device=self.positions.device)

@@ -177,7 +177,7 @@ def read(
             width=score.prepared_width(q4.shape[-1]),
             value_width=v4.shape[-1],
             dtype=q4.dtype,
-            device=q4.device.type,
+            device="cpu" if q4.device.type == "meta" else q4.device.type,  # a shape alone could be anywhere
             score=score.kind,
             scale=_scale(score, q4),
             precision=torch.float64 if torch.float64 in (q4.dtype, score.precision) else torch.float32,

@@ -1,0 +1,296 @@
+// Backward. With weights w = 2^(s - lse) made again tile by tile, g the gradient of the output and level = g . output:
+//
+//     d_v[t] += sum_q w[t,q] g[q],   d_s[t,q] = w[t,q] (v[t] . g[q] - level[q]),
+//     d_k[t] += scale sum_q d_s[t,q] q[q],   d_q[q] = scale sum_t d_s[t,q] k[t]
+//
+// An item is a block of panels of one head; it keeps its d_q and walks over tiles of keys. All items that share keys add
+// to the same d_k and d_v, each tile in the order of the items: an item waits for its turn at a tile. So the sums are
+// the same for any number of threads, and no copies of d_k and d_v are needed.
+
+constexpr int64_t BACK_KEYS = 96;
+constexpr int64_t BACK_TOGETHER = 4;
+
+constexpr int64_t in_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+struct BackPanel {
+  int64_t first, count, lanes;  // queries
+  const Run* run;               // what is left of its list of runs
+  const Run* end;
+  float* queries;         // (width, lanes), in units of log 2
+  float* gradients;       // (value width, lanes)
+  float* sums;            // (width, lanes): d_q
+  float* query_rows;      // (count, width)
+  float* gradient_rows;   // (count, value width)
+  float lse[PANEL], level[PANEL];
+  Dropout dropout;
+};
+
+// sums[t] += sum over queries of left[t, query] * right[query]: rows of numbers, `width` and the rows in whole vectors
+static void over_queries(const float* left, int64_t left_row, int64_t keys, int64_t queries, const float* right,
+                         int64_t width, float* sums) {
+  constexpr int WIDE = LANES == 16 ? 4 : 2;
+  auto columns = [&](auto vectors, int64_t c) __attribute__((always_inline)) {
+    constexpr int N = decltype(vectors)::value;
+    constexpr int M = LANES == 16 ? (N == 4 ? 6 : 8) : 6;
+    for (int64_t t = 0; t < keys;) {
+      auto block = [&](auto rows) __attribute__((always_inline)) {
+        constexpr int R = decltype(rows)::value;
+        Vec sum[R][N];
+        REGARD_UNROLL for (int i = 0; i < R; ++i)
+          REGARD_UNROLL for (int j = 0; j < N; ++j) sum[i][j] = load(sums + (t + i) * width + (c + j) * LANES);
+        multiply<R, N>(sum, left + t * left_row, left_row, 1, right + c * LANES, width, queries);
+        REGARD_UNROLL for (int i = 0; i < R; ++i)
+          REGARD_UNROLL for (int j = 0; j < N; ++j) store(sums + (t + i) * width + (c + j) * LANES, sum[i][j]);
+        t += R;
+      };
+      if (t + M <= keys) {
+        block(std::integral_constant<int, M>{});
+      } else if (t + 2 <= keys) {
+        block(std::integral_constant<int, 2>{});
+      } else {
+        block(std::integral_constant<int, 1>{});
+      }
+    }
+  };
+  int64_t c = 0;
+  for (; c + WIDE <= width / LANES; c += WIDE) columns(std::integral_constant<int, WIDE>{}, c);
+  for (; c < width / LANES; ++c) columns(std::integral_constant<int, 1>{}, c);
+}
+
+struct Backward {
+  const Problem& problem;
+  int64_t blocks;    // of panels, a head
+  int64_t together;  // panels in a block
+  int64_t tiles;     // of keys
+  std::unique_ptr<std::atomic<int64_t>[]> turn;  // whose turn it is, for each batch element, key head and tile
+  std::unique_ptr<int32_t[]> range;              // first and last tile of each item
+
+  Backward(const Problem& p, int64_t blocks, int64_t together)
+      : problem(p),
+        blocks(blocks),
+        together(together),
+        tiles((p.n_k + BACK_KEYS - 1) / BACK_KEYS),
+        turn(new std::atomic<int64_t>[p.batch * p.key_heads * tiles]),
+        range(new int32_t[2 * p.batch * p.heads * blocks]) {
+    const int64_t sharing = p.heads / p.key_heads * blocks;  // items that share keys
+    for (int64_t item = 0; item < p.batch * p.heads * blocks; ++item) {
+      int64_t low = p.n_k, high = 0;
+      for (int64_t n = first_panel(item); n < last_panel(item); ++n) {
+        const Run everything{0, int32_t(p.n_k), 0};
+        const Run *run = &everything, *end = run + 1;
+        runs_of(item, n, run, end);
+        if (run < end) low = std::min<int64_t>(low, run->first), high = std::max<int64_t>(high, end[-1].last);
+      }
+      range[2 * item] = int32_t(low / BACK_KEYS);
+      range[2 * item + 1] = int32_t((high + BACK_KEYS - 1) / BACK_KEYS);
+    }
+    for (int64_t group = 0; group < p.batch * p.key_heads; ++group)
+      for (int64_t tile = 0; tile < tiles; ++tile) 
+        turn[group * tiles + tile] = next_at(group * sharing, (group + 1) * sharing, tile);
+  }
+
+  // the first item from `item` to `end` whose range has the tile
+  int64_t next_at(int64_t item, int64_t end, int64_t tile) const {
+    while (item < end && !(range[2 * item] <= tile && tile < range[2 * item + 1])) ++item;
+    return item;
+  }
+
+  int64_t first_panel(int64_t item) const { return item % blocks * together; }
+  int64_t last_panel(int64_t item) const {
+    return std::min(first_panel(item) + together, (problem.n_q + PANEL - 1) / PANEL);
+  }
+
+  void runs_of(int64_t item, int64_t panel, const Run*& run, const Run*& end) const {
+    const Cover& c = problem.cover;
+    if (!c.starts) return;
+    const int64_t b = item / blocks / problem.heads, h = item / blocks % problem.heads;
+    const int64_t list = (b % c.batch * c.heads + h % c.heads) * c.panels + panel;
+    run = c.runs + c.starts[list], end = c.runs + c.starts[list + 1];
+  }
+
+  size_t scratch() const {
+    const int64_t rows = in_lanes(problem.width) + in_lanes(problem.value_width);
+    return size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 2 * BACK_KEYS * PANEL +
+           BACK_KEYS * rows + (problem.program ? problem.program->registers + KEYS / CHUNK : 0) * CHUNK * PANEL + 256;
+  }
+
+  void block(int64_t item, float* space) const {
+    const Problem& p = problem;
+    const int64_t b = item / blocks / p.heads, h = item / blocks % p.heads;
+    const int64_t group = p.heads / p.key_heads, key_head = h / group, sharing = group * blocks;
+    const int64_t head_row = (b * p.heads + h) * p.n_q;
+    const float* k = p.k + b * p.k_strides.batch + key_head * p.k_strides.head;
+    const float* v = p.v + b * p.v_strides.batch + key_head * p.v_strides.head;
+    const int64_t wide = in_lanes(p.width), value_wide = in_lanes(p.value_width);
+    auto take = [&](int64_t floats) {
+      float* here = space;
+      space += (floats + 15) / 16 * 16;
+      return here;
+    };
+    float* weights = take(BACK_KEYS * PANEL);
+    float* d_scores = take(BACK_KEYS * PANEL);
+    float* d_k = take(BACK_KEYS * wide);
+    float* d_v = take(BACK_KEYS * value_wide);
+    float* raw = take(p.program ? BACK_KEYS * PANEL : 0);
+    float* registers = take((p.program ? p.program->registers : 0) * CHUNK * PANEL);
+    static const Program nothing{};
+    const bool ruled = p.program && p.program->rule;
+    BackPanel set[BACK_TOGETHER];
+    const Run everything{0, int32_t(p.n_k), 0};
+    const int64_t count = last_panel(item) - first_panel(item);
+    for (int64_t n = 0; n < count; ++n) {
+      BackPanel& panel = set[n];
+      panel.first = (first_panel(item) + n) * PANEL;
+      panel.count = std::min<int64_t>(PANEL, p.n_q - panel.first);
+      panel.lanes = in_lanes(panel.count);
+      panel.run = &everything, panel.end = &everything + 1;
+      runs_of(item, first_panel(item) + n, panel.run, panel.end);
+      panel.queries = take(panel.lanes * p.width);
+      panel.gradients = take(panel.lanes * p.value_width);
+      panel.sums = take(panel.lanes * p.width);
+      panel.query_rows = take(panel.count * wide);
+      panel.gradient_rows = take(panel.count * value_wide);
+      const float* q = p.q + b * p.q_strides.batch + h * p.q_strides.head + panel.first * p.q_strides.row;
+      const float* g = p.d_output + b * p.d_output_strides.batch + h * p.d_output_strides.head +
+                       panel.first * p.d_output_strides.row;
+      gather_lanes(q, p.q_strides.row, panel.count, p.width, float(ruled ? p.scale : p.scale * LOG2_E_EXACT),
+                   panel.queries, panel.lanes);
+      gather_lanes(g, p.d_output_strides.row, panel.count, p.value_width, 1.0f, panel.gradients, panel.lanes);
+      copy_rows(q, p.q_strides.row, panel.count, p.width, panel.query_rows, wide);
+      copy_rows(g, p.d_output_strides.row, panel.count, p.value_width, panel.gradient_rows, value_wide);
+      std::fill(panel.sums, panel.sums + panel.lanes * p.width, 0.0f);
+      if (p.dropped) panel.dropout.begin(p, b, h, panel.first, panel.count);
+      for (int64_t i = 0; i < panel.lanes; ++i) {
+        const int64_t row = head_row + panel.first + std::min(i, panel.count - 1);
+        const float lse = ruled ? p.lse[row] : float(p.lse[row] * LOG2_E_EXACT);
+        panel.lse[i] = lse == -INFINITY ? INFINITY : lse;  // a query that sees nothing weighs nothing
+        panel.level[i] = p.level[row];
+      }
+    }
+    for (int64_t tile = range[2 * item]; tile < range[2 * item + 1]; ++tile) {
+      const int64_t key = tile * BACK_KEYS, until = std::min(p.n_k, key + BACK_KEYS);
+      bool sees = false;
+      for (int64_t n = 0; n < count; ++n) {
+        BackPanel& panel = set[n];
+        while (panel.run < panel.end && panel.run->first < until) {
+          const int64_t from = std::max<int64_t>(key, panel.run->first), to = std::min<int64_t>(until, panel.run->last);
+          if (from < to) {
+            if (!sees) {
+              std::fill(d_k, d_k + (until - key) * wide, 0.0f);
+              std::fill(d_v, d_v + (until - key) * value_wide, 0.0f);
+              sees = true;
+            }
+            const Piece piece{from, to, bool(panel.run->partial), k + from * p.k_strides.row,
+                              v + from * p.v_strides.row, weights, nullptr};
+            Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first};
+            with_vectors(panel.count, [&](auto vectors) {
+              constexpr int N = decltype(vectors)::value;
+              ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw)
+                    : take_keys<N, false>(panel, piece, machine, d_scores, raw);
+            });
+            over_queries(weights, panel.lanes, to - from, panel.count, panel.gradient_rows, value_wide,
+                         d_v + (from - key) * value_wide);
+            over_queries(d_scores, panel.lanes, to - from, panel.count, panel.query_rows, wide,
+                         d_k + (from - key) * wide);
+          }
+          if (panel.run->last > until) break;
+          ++panel.run;
+        }
+      }
+      std::atomic<int64_t>& mine = turn[(b * p.key_heads + key_head) * tiles + tile];
+      for (int64_t spins = 0; mine.load(std::memory_order_acquire) != item; ++spins)
+        if (spins > 256) std::this_thread::yield();
+      if (sees) {
+        const int64_t row = (b * p.key_heads + key_head) * p.n_k + key;
+        add_rows(d_k, wide, until - key, p.width, float(p.scale), p.d_k + row * p.width);
+        add_rows(d_v, value_wide, until - key, p.value_width, 1.0f, p.d_v + row * p.value_width);
+      }
+      mine.store(next_at(item + 1, (item / sharing + 1) * sharing, tile), std::memory_order_release);
+    }
+    float factor[PANEL];
+    std::fill(factor, factor + PANEL, float(p.scale));
+    for (int64_t n = 0; n < count; ++n)
+      scatter_lanes(set[n].sums, set[n].lanes, factor, set[n].count, p.width,
+                    p.d_q + (head_row + set[n].first) * p.width, p.width);
+  }
+
+  // w and d_s of some keys, and their part of d_q
+  template <int N, bool RULED>
+  void take_keys(BackPanel& panel, const Piece& piece, Machine& machine, float* d_scores, float* raw) const {
+    const Problem& p = problem;
+    const Program& program = machine.program;
+    const int64_t count = piece.to - piece.from;
+    float* weights = piece.scores;
+    products<N>(panel.queries, p.width, piece.k, p.k_strides.row, count, weights);
+    products<N>(panel.gradients, p.value_width, piece.v, p.v_strides.row, count, d_scores);
+    const bool sloped = RULED && program.slope < program.end;
+    if (sloped) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
+    if (RULED || piece.partial)
+      for (int64_t t = 0; t < count; t += CHUNK)
+        machine.run<N>(RULED ? 0 : program.rule, piece.partial ? program.length : program.rule, piece.from + t,
+                       std::min<int64_t>(CHUNK, count - t), weights + t * N * LANES);
+    Vec lse[N], level[N], one[N];
+    REGARD_UNROLL for (int j = 0; j < N; ++j) {
+      lse[j] = load(panel.lse + j * LANES);
+      level[j] = load(panel.level + j * LANES);
+      one[j] = all(1.0f);
+    }
+    for (int64_t t = 0; t < count; ++t)
+      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+        float* weight = weights + (t * N + j) * LANES;
+        float* gradient = d_scores + (t * N + j) * LANES;
+        const Vec score = load(weight), from_lse = score - lse[j];
+        const Vec w = exp2(RULED ? from_lse * LOG2_E : from_lse);
+        Vec kept = w, d_weight = load(gradient);
+        if (p.dropped) {
+          const IntVec stays = panel.dropout.kept(piece.from + t, j);
+          kept = choose(stays, w * panel.dropout.factor, Vec{});
+          d_weight = choose(stays, d_weight * panel.dropout.factor, Vec{});
+        }
+        Vec d_score = w * (d_weight - level[j]);
+        if (piece.partial || RULED) {  // where lse or d_weight is not finite, what is hidden has no zeros of its own
+          const IntVec hidden = IntVec(score == -INFINITY);
+          kept = choose(hidden, Vec{}, kept);
+          d_score = choose(hidden, Vec{}, d_score);
+        }
+        store(weight, kept);
+        store(gradient, d_score);
+      }
+    if (sloped)
+      for (int64_t t = 0; t < count; t += CHUNK) {
+        const int64_t rows = std::min<int64_t>(CHUNK, count - t);
+        machine.run<N>(program.slope, program.end, piece.from + t, rows, raw + t * N * LANES);
+        for (int64_t i = 0; i < rows * N * LANES; i += LANES) {
+          float* gradient = d_scores + t * N * LANES + i;
+          const Vec g = load(gradient);
+          // where no gradient arrives (hidden pairs among them) an infinite slope must not make a NaN
+          store(gradient, choose(g == 0.0f, g, g * load(machine.registers + i)));
+        }
+      }
+    weighted_sums<N>(d_scores, piece.k, p.k_strides.row, count, p.width, one, panel.sums);
+  }
+
+  static void copy_rows(const float* from, int64_t row, int64_t count, int64_t width, float* to, int64_t to_row) {
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(to + i * to_row, from + i * row, sizeof(float) * width);
+      std::fill(to + i * to_row + width, to + (i + 1) * to_row, 0.0f);
+    }
+  }
+
+  static void add_rows(const float* from, int64_t row, int64_t count, int64_t width, float factor, float* to) {
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t p = 0; p < width; ++p) to[i * width + p] += factor * from[i * row + p];
+  }
+};
+
+static bool backward(const Problem& problem, bool (*pause)()) {
+  const int64_t panels = (problem.n_q + PANEL - 1) / PANEL;
+  const int64_t together = std::min(BACK_TOGETHER, panels);
+  if (!together || !problem.n_k) return true;
+  const int64_t blocks = (panels + together - 1) / together;
+  Backward work(problem, blocks, together);
+  return parallel(
+      problem.batch * problem.heads * blocks, problem.threads, work.scratch(),
+      [](void* context, int64_t item, float* space) { static_cast<Backward*>(context)->block(item, space); }, &work,
+      pause);
+}

@@ -1,0 +1,102 @@
+// What Python sees: the names of the builds that this processor can run, and a call of each kernel on a packed problem.
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <cstring>
+#include <new>
+
+#include "parallel.h"
+#include "problem.h"
+
+namespace {
+
+using regard::Kernels;
+using regard::Problem;
+
+const Kernels* const* builds() {
+  static const Kernels* const found[] = {regard::avx512_kernels(), regard::avx2_kernels(), regard::portable_kernels()};
+  return found;
+}
+
+// Whether a signal wants to stop the call; asked on the calling thread, which has given the interpreter away.
+bool interrupted() {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const bool stop = PyErr_CheckSignals() != 0;
+  PyGILState_Release(state);
+  return stop;
+}
+
+PyObject* call(PyObject* const* args, Py_ssize_t count, bool (*Kernels::*kernel)(const Problem&, bool (*)())) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "a build's number and a packed problem");
+    return nullptr;
+  }
+  const long build = PyLong_AsLong(args[0]);
+  char* bytes = nullptr;
+  Py_ssize_t size = 0;
+  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &bytes, &size) < 0) return nullptr;
+  if (build < 0 || build > 2 || !builds()[build] || size != Py_ssize_t(sizeof(Problem))) {
+    PyErr_Format(PyExc_ValueError, "build %ld with a problem of %zd bytes; one has %zu", build, size, sizeof(Problem));
+    return nullptr;
+  }
+  Problem problem;
+  std::memcpy(&problem, bytes, sizeof(Problem));
+  bool done = false, starved = false;
+  Py_BEGIN_ALLOW_THREADS;
+  try {
+    done = (builds()[build]->*kernel)(problem, interrupted);
+  } catch (const std::bad_alloc&) {
+    starved = true;
+  }
+  Py_END_ALLOW_THREADS;
+  if (starved) return PyErr_NoMemory();
+  if (!done) {
+    if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) { return call(args, count, &Kernels::forward); }
+
+PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) { return call(args, count, &Kernels::backward); }
+
+PyObject* list_builds(PyObject*, PyObject*) {
+  PyObject* result = PyList_New(0);
+  for (long n = 0; result && n < 3; ++n) {
+    const Kernels* build = builds()[n];
+    if (!build) continue;
+    PyObject* entry = Py_BuildValue("(lsLL)", n, build->name, static_cast<long long>(build->panel),
+                                    static_cast<long long>(build->chunk));
+    if (!entry || PyList_Append(result, entry) < 0) Py_CLEAR(result);
+    Py_XDECREF(entry);
+  }
+  return result;
+}
+
+PyObject* has_threads(PyObject*, PyObject*) { return PyBool_FromLong(regard::has_threads()); }
+
+template <class Function>
+PyCFunction as_method(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"forward", as_method(forward), METH_FASTCALL, "forward(build, problem): fills the output and the lse."},
+    {"backward", as_method(backward), METH_FASTCALL, "backward(build, problem): adds up the gradients."},
+    {"builds", list_builds, METH_NOARGS, "(number, name, queries a panel, keys a chunk), the best first."},
+    {"has_threads", has_threads, METH_NOARGS, "Whether an OpenMP runtime is there to share work with."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_core", "The compiled core of regard.", -1, methods,
+                          nullptr,               nullptr, nullptr,                        nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__core() {
+  PyObject* module = PyModule_Create(&definition);
+  if (module && PyModule_AddIntConstant(module, "PROBLEM_BYTES", sizeof(Problem)) < 0) Py_CLEAR(module);
+  return module;
+}

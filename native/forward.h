@@ -1,0 +1,225 @@
+// Forward. For each query, over tiles of keys, with s in units of log 2:
+//
+//     top' = max(top, s),   total = total 2^(top - top') + sum 2^(s - top'),   sum = sum 2^(top - top') + 2^(s - top') v
+//
+// and at the end output = sum / total, lse = (top + log2 total) log 2. A panel's numbers depend on the panel alone, so
+// they are the same for any number of threads and however panels are shared out.
+
+constexpr double LOG2_E_EXACT = 1.4426950408889634;
+constexpr float LOG2_E = float(LOG2_E_EXACT);
+constexpr int64_t KEYS = 192;   // a tile: K, V and the scores of a panel stay in the nearest caches
+constexpr int64_t TOGETHER = 8;  // panels that read a tile of keys one after another
+
+struct Panel {
+  int64_t first, count;  // queries
+  const Run* run;        // what is left of its list of runs
+  const Run* end;
+  float* queries;  // (width, lanes)
+  float* sums;     // (value width, lanes)
+  float top[PANEL], total[PANEL];
+  Dropout dropout;
+};
+
+// What a piece of keys is: where it lies, whether some of it is hidden, and, only if V may hold numbers that are not
+// finite there, a place for V's rows without them and for what is seen.
+struct Piece {
+  int64_t from, to;
+  bool partial;
+  const float *k, *v;
+  float* scores;
+  float* tame;
+};
+
+// 0 times inf is NaN: rows of V that are not finite are left out of the product and added where they are seen.
+template <int N>
+static void sum_wild(Panel& panel, const Problem& problem, const Piece& piece, const Vec (&shrink)[N],
+                     const int32_t* seen) {
+  const int64_t count = piece.to - piece.from, width = problem.value_width;
+  for (int64_t t = 0; t < count; ++t) {
+    const float* row = piece.v + t * problem.v_strides.row;
+    const bool wild = !std::all_of(row, row + width, [](float x) { return std::isfinite(x); });
+    for (int64_t c = 0; c < width; ++c) piece.tame[t * width + c] = wild ? 0.0f : row[c];
+  }
+  weighted_sums<N>(piece.scores, piece.tame, width, count, width, shrink, panel.sums);
+  for (int64_t t = 0; t < count; ++t) {
+    const float* row = piece.v + t * problem.v_strides.row;
+    if (std::all_of(row, row + width, [](float x) { return std::isfinite(x); })) continue;
+    for (int64_t c = 0; c < width; ++c)
+      for (int j = 0; j < N; ++j) {
+        float* sum = panel.sums + (c * N + j) * LANES;
+        const Vec more = load(sum) + row[c] * load(piece.scores + (t * N + j) * LANES);
+        store(sum, choose(load(seen + (t * N + j) * LANES), more, load(sum)));
+      }
+  }
+}
+
+// In units of log 2 unless a rule wants to see the scores as they are.
+template <int N, bool RULED>
+static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, Machine& machine) {
+  const int64_t count = piece.to - piece.from;
+  float* scores = piece.scores;
+  products<N>(panel.queries, problem.width, piece.k, problem.k_strides.row, count, scores);
+  if (RULED || piece.partial) {
+    const Program& program = machine.program;
+    for (int64_t t = 0; t < count; t += CHUNK)
+      machine.run<N>(RULED ? 0 : program.rule, piece.partial ? program.length : program.rule, piece.from + t,
+                     std::min<int64_t>(CHUNK, count - t), scores + t * N * LANES);
+  }
+  int32_t* seen = reinterpret_cast<int32_t*>(piece.tame) + KEYS * problem.value_width;
+  if (piece.tame)
+    for (int64_t i = 0; i < count * N * LANES; i += LANES) store(seen + i, IntVec(load(scores + i) != -INFINITY));
+  Vec top[N], shrink[N], total[N];
+  REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(panel.top + j * LANES);
+  for (int64_t t = 0; t < count; ++t)
+    REGARD_UNROLL for (int j = 0; j < N; ++j) 
+      top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);  // in this order a NaN is passed over
+  REGARD_UNROLL for (int j = 0; j < N; ++j) {
+    const Vec before = load(panel.top + j * LANES);
+    store(panel.top + j * LANES, top[j]);
+    top[j] = larger(top[j], all(-FLT_MAX));  // nothing seen so far: 2^(-inf - finite) is 0
+    shrink[j] = exp2(RULED ? (before - top[j]) * LOG2_E : before - top[j]);
+    total[j] = Vec{};
+  }
+  for (int64_t chunk = 0; chunk < count; chunk += CHUNK) {  // sums of sums: rounding grows with their lengths
+    Vec sum[N] = {};
+    for (int64_t t = chunk; t < std::min<int64_t>(count, chunk + CHUNK); ++t)
+      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+        float* place = scores + (t * N + j) * LANES;
+        const Vec from_top = load(place) - top[j];
+        const Vec weight = exp2(RULED ? from_top * LOG2_E : from_top);
+        store(place, weight);
+        sum[j] += weight;
+      }
+    REGARD_UNROLL for (int j = 0; j < N; ++j) total[j] += sum[j];
+  }
+  REGARD_UNROLL for (int j = 0; j < N; ++j) {
+    float* before = panel.total + j * LANES;
+    store(before, fma(load(before), shrink[j], total[j]));
+  }
+  if (problem.dropped)
+    for (int64_t t = 0; t < count; ++t)
+      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+        float* place = scores + (t * N + j) * LANES;
+        store(place, choose(panel.dropout.kept(piece.from + t, j), load(place) * panel.dropout.factor, Vec{}));
+      }
+  if (piece.tame) return sum_wild<N>(panel, problem, piece, shrink, seen);
+  weighted_sums<N>(scores, piece.v, problem.v_strides.row, count, problem.value_width, shrink, panel.sums);
+}
+
+static bool all_finite(const float* rows, int64_t row, int64_t count, int64_t width) {
+  for (int64_t t = 0; t < count; ++t) {
+    float sum = 0.0f;  // stays 0 as long as nothing is inf or NaN
+    for (int64_t c = 0; c < width; ++c) sum += rows[t * row + c] * 0.0f;
+    if (sum != 0.0f) return false;
+  }
+  return true;
+}
+
+struct Forward {
+  const Problem& problem;
+  int64_t blocks;    // of panels, a head
+  int64_t together;  // panels in a block
+
+  size_t scratch() const {
+    const int64_t registers = problem.program ? problem.program->registers : 0;
+    return size_t(KEYS) * (2 * PANEL + problem.value_width) + registers * CHUNK * PANEL +
+           together * PANEL * (problem.width + problem.value_width) + 64;
+  }
+
+  void block(int64_t item, float* space) const {
+    const Problem& p = problem;
+    const int64_t b = item / (p.heads * blocks), h = item / blocks % p.heads;
+    const int64_t key_head = h / (p.heads / p.key_heads);
+    const float* q = p.q + b * p.q_strides.batch + h * p.q_strides.head;
+    const float* k = p.k + b * p.k_strides.batch + key_head * p.k_strides.head;
+    const float* v = p.v + b * p.v_strides.batch + key_head * p.v_strides.head;
+    const int64_t panels = (p.n_q + PANEL - 1) / PANEL;
+    // heavy ones first: under a causal mask the last queries see most
+    const int64_t first = (blocks - 1 - item % blocks) * together, last = std::min(panels, first + together);
+    float* scores = space;
+    space += KEYS * PANEL;
+    float* tame = space;
+    space += KEYS * (p.value_width + PANEL);
+    float* registers = space;
+    space += (p.program ? p.program->registers : 0) * CHUNK * PANEL;
+    static const Program nothing{};
+    const bool ruled = p.program && p.program->rule;
+    Panel set[TOGETHER];
+    Run everything{0, int32_t(p.n_k), 0};
+    for (int64_t n = first; n < last; ++n) {
+      Panel& panel = set[n - first];
+      panel.first = n * PANEL;
+      panel.count = std::min<int64_t>(PANEL, p.n_q - panel.first);
+      const int64_t lanes = (panel.count + LANES - 1) / LANES * LANES;
+      panel.queries = space, space += lanes * p.width;
+      panel.sums = space, space += lanes * p.value_width;
+      gather_lanes(q + panel.first * p.q_strides.row, p.q_strides.row, panel.count, p.width,
+                   float(ruled ? p.scale : p.scale * LOG2_E_EXACT), panel.queries, lanes);
+      std::fill(panel.sums, panel.sums + lanes * p.value_width, 0.0f);
+      std::fill(panel.top, panel.top + PANEL, -INFINITY);
+      std::fill(panel.total, panel.total + PANEL, 0.0f);
+      if (p.dropped) panel.dropout.begin(p, b, h, panel.first, panel.count);
+      panel.run = &everything, panel.end = &everything + 1;
+      if (p.cover.starts) {
+        const Cover& c = p.cover;
+        const int64_t list = (b % c.batch * c.heads + h % c.heads) * c.panels + n;
+        panel.run = c.runs + c.starts[list], panel.end = c.runs + c.starts[list + 1];
+      }
+    }
+    for (int64_t key = 0; key < p.n_k; key += KEYS) {
+      const int64_t until = std::min(p.n_k, key + KEYS);
+      int finite = -1;  // whether V is, in this tile; not known
+      for (int64_t n = 0; n < last - first; ++n) {
+        Panel& panel = set[n];
+        while (panel.run < panel.end && panel.run->first < until) {
+          const int64_t from = std::max<int64_t>(key, panel.run->first), to = std::min<int64_t>(until, panel.run->last);
+          if (from < to) {
+            const bool partial = panel.run->partial;
+            if (finite < 0) finite = all_finite(v + key * p.v_strides.row, p.v_strides.row, until - key, p.value_width);
+            const Piece piece{from,   to,    partial,
+                              k + from * p.k_strides.row, v + from * p.v_strides.row,
+                              scores, finite ? nullptr : tame};
+            Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first};
+            with_vectors(panel.count, [&](auto vectors) {
+              constexpr int N = decltype(vectors)::value;
+              ruled ? take_keys<N, true>(panel, p, piece, machine) : take_keys<N, false>(panel, p, piece, machine);
+            });
+          }
+          if (panel.run->last > until) break;
+          ++panel.run;
+        }
+      }
+    }
+    for (int64_t n = 0; n < last - first; ++n) finish(set[n], b, h);
+  }
+
+  void finish(Panel& panel, int64_t b, int64_t h) const {
+    const Problem& p = problem;
+    const bool ruled = p.program && p.program->rule;
+    const int64_t row = (b * p.heads + h) * p.n_q + panel.first;
+    const int64_t lanes = (panel.count + LANES - 1) / LANES * LANES;
+    float factor[PANEL];
+    for (int64_t i = 0; i < lanes; ++i) {
+      const bool sees = panel.total[i] != 0.0f;  // the largest score weighs 1, a NaN is not 0
+      factor[i] = sees ? 1.0f / panel.total[i] : 0.0f;
+      if (i < panel.count)
+        p.lse[row + i] =
+            sees ? float(panel.top[i] / (ruled ? 1.0 : LOG2_E_EXACT) + std::log(double(panel.total[i]))) : -INFINITY;
+    }
+    scatter_lanes(panel.sums, lanes, factor, panel.count, p.value_width, p.output + row * p.value_width,
+                  p.value_width);
+  }
+};
+
+static bool forward(const Problem& problem, bool (*pause)()) {
+  const int64_t panels = (problem.n_q + PANEL - 1) / PANEL;
+  const int64_t heads = problem.batch * problem.heads;
+  int64_t together = std::min(TOGETHER, panels);
+  // a few items for each thread, so that none waits long for another
+  while (together > 1 && heads * ((panels + together - 1) / together) < 4 * problem.threads) --together;
+  Forward work{problem, together ? (panels + together - 1) / together : 0, together};
+  return parallel(
+      heads * work.blocks, problem.threads, work.scratch(),
+      [](void* context, int64_t item, float* space) { static_cast<Forward*>(context)->block(item, space); }, &work,
+      pause);
+}

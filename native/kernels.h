@@ -1,0 +1,42 @@
+// All kernels, built once for each instruction set in a namespace of its own. The standard headers come before the
+// instruction set is chosen, so that nothing of theirs is compiled for it.
+#include <algorithm>
+#include <atomic>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <type_traits>
+
+#if REGARD_LANES > 4
+#include <immintrin.h>
+#endif
+
+#include "parallel.h"
+#include "problem.h"
+
+#if REGARD_LANES == 16
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,fma")
+#elif REGARD_LANES == 8
+#pragma GCC target("avx2,fma")
+#endif
+
+namespace regard {
+namespace REGARD_BUILD {
+namespace {
+
+#include "simd.h"
+#include "panel.h"
+#include "machine.h"
+#include "dropout.h"
+#include "forward.h"
+#include "backward.h"
+
+}  // namespace
+
+const Kernels kernels{REGARD_NAME, PANEL, CHUNK, forward, backward};
+
+}  // namespace REGARD_BUILD
+}  // namespace regard

@@ -1,0 +1,220 @@
+// The vector machine: runs a program over a few keys (rows) and a panel of queries while they are in the nearest cache.
+
+// Numbers of an operand: a vector for each row, or one for all rows (row = 0), or one number a row.
+struct Source {
+  const float* at;
+  int64_t row;
+  bool spread;  // one number a row, or one for all
+};
+
+template <int N, class F>
+REGARD_INLINE void binary(const Source& a, const Source& b, float* into, int64_t rows, const F& f) {
+  constexpr int64_t W = N * LANES;
+  if (a.spread) {
+    for (int64_t t = 0; t < rows; ++t) {
+      const Vec x = spread(a.at + t * a.row);
+      REGARD_UNROLL for (int j = 0; j < N; ++j)
+        store(into + t * W + j * LANES, f(x, load(b.at + t * b.row + j * LANES)));
+    }
+  } else if (b.spread) {
+    for (int64_t t = 0; t < rows; ++t) {
+      const Vec y = spread(b.at + t * b.row);
+      REGARD_UNROLL for (int j = 0; j < N; ++j)
+        store(into + t * W + j * LANES, f(load(a.at + t * a.row + j * LANES), y));
+    }
+  } else {
+    for (int64_t t = 0; t < rows; ++t)
+      REGARD_UNROLL for (int j = 0; j < N; ++j)
+        store(into + t * W + j * LANES, f(load(a.at + t * a.row + j * LANES), load(b.at + t * b.row + j * LANES)));
+  }
+}
+
+template <int N, class F>
+REGARD_INLINE void unary(const Source& a, float* into, int64_t rows, const F& f) {
+  for (int64_t i = 0; i < rows * N * LANES; i += LANES) store(into + i, f(load(a.at + i)));
+}
+
+template <class F>
+REGARD_INLINE Vec each(Vec x, const F& f) {
+  for (int lane = 0; lane < LANES; ++lane) x[lane] = f(x[lane]);
+  return x;
+}
+
+struct Machine {
+  const Program& program;
+  float* registers;  // register r from 1 on, each CHUNK rows; register 0 is the scores
+  int64_t b, h, first_query;
+
+  float* rows_of(int32_t r, float* scores) const { return r == 0 ? scores : registers + (r - 1) * CHUNK * PANEL; }
+
+  Source source(const Operand& x, int64_t key, float* scores, int64_t row) const {
+    switch (x.place) {
+      case REGISTER:
+        return {rows_of(x.index, scores), row, false};
+      case LANES_OF: {
+        const Numbers& n = program.lanes[x.index];
+        return {reinterpret_cast<const float*>(n.at + b * n.batch + h * n.head + first_query), 0, false};
+      }
+      case KEYS_OF: {
+        const Numbers& n = program.keys[x.index];
+        return {reinterpret_cast<const float*>(n.at + b * n.batch + h * n.head + key), 1, true};
+      }
+      default:
+        return {reinterpret_cast<const float*>(&x.index), 0, true};
+    }
+  }
+
+  template <int N>
+  void look_up(const Instruction& x, int64_t key, float* scores, float* into, int64_t rows) const {
+    constexpr int64_t W = N * LANES;
+    const Source a = source(x.a, key, scores, W), b = source(x.b, key, scores, W);
+    const void* table = program.tables[x.table];
+    const int32_t* lane_part = reinterpret_cast<const int32_t*>(a.at);
+    const int32_t* key_part = reinterpret_cast<const int32_t*>(b.at);
+    bool side_by_side = !a.spread && b.spread && a.row == 0;
+    for (int64_t lane = 1; side_by_side && lane < W; ++lane) side_by_side = lane_part[lane] == lane_part[0] + lane;
+    if (side_by_side && x.op == LOOKUP) {
+      const float* from = static_cast<const float*>(table) + lane_part[0];
+      for (int64_t t = 0; t < rows; ++t)
+        REGARD_UNROLL for (int j = 0; j < N; ++j)
+          store(into + t * W + j * LANES, load(from + key_part[t * b.row] + j * LANES));
+      return;
+    }
+    for (int64_t t = 0; t < rows; ++t)
+      for (int64_t lane = 0; lane < W; ++lane) {
+        const int64_t place = int64_t(lane_part[a.spread ? t * a.row : t * a.row + lane]) +
+                              key_part[b.spread ? t * b.row : t * b.row + lane];
+        if (x.op == LOOKUP) {
+          into[t * W + lane] = static_cast<const float*>(table)[place];
+        } else {
+          reinterpret_cast<int32_t*>(into)[t * W + lane] = -int32_t(static_cast<const uint8_t*>(table)[place] != 0);
+        }
+      }
+  }
+
+  // Runs instructions `from` to `to` - 1 on keys `key` to `key + rows - 1`, whose scores are given.
+  template <int N>
+  void run(int64_t from, int64_t to, int64_t key, int64_t rows, float* scores) {
+    for (int64_t n = from; n < to; ++n) {
+      const Instruction& x = program.instructions[n];
+      step<N>(x, source(x.a, key, scores, N * LANES), source(x.b, key, scores, N * LANES), key, rows, scores,
+              rows_of(x.into, scores));
+    }
+  }
+
+  template <int N>
+  void step(const Instruction& x, const Source& a, const Source& b, int64_t key, int64_t rows, float* scores,
+            float* into) {
+    const auto ints = [](auto f) { return [f](Vec p, Vec q) { return floats(f(bits(p), bits(q))); }; };
+    const auto holds = [](auto f) { return [f](Vec p, Vec q) { return floats(IntVec(f(p, q))); }; };
+    const auto one = [](auto f) { return [f](Vec p) { return each(p, f); }; };
+    const auto whole = [](auto f) {
+      return [f](Vec p) {
+        IntVec q = bits(p);
+        for (int lane = 0; lane < LANES; ++lane) q[lane] = f(q[lane]);
+        return floats(q);
+      };
+    };
+    const Vec hidden = all(-INFINITY);
+    switch (x.op) {
+      case F_ADD: return binary<N>(a, b, into, rows, [](Vec p, Vec q) { return p + q; });
+      case F_SUB: return binary<N>(a, b, into, rows, [](Vec p, Vec q) { return p - q; });
+      case F_MUL: return binary<N>(a, b, into, rows, [](Vec p, Vec q) { return p * q; });
+      case F_DIV: return binary<N>(a, b, into, rows, [](Vec p, Vec q) { return p / q; });
+      case F_MIN: return binary<N>(a, b, into, rows, [](Vec p, Vec q) { return choose(p != p, p, smaller(p, q)); });
+      case F_MAX: return binary<N>(a, b, into, rows, [](Vec p, Vec q) { return choose(p != p, p, larger(p, q)); });
+      case F_NEG: return unary<N>(a, into, rows, [](Vec p) { return -p; });
+      case F_ABS: return unary<N>(a, into, rows, [](Vec p) { return floats(bits(p) & 0x7fffffff); });
+      case F_SIGN:
+        return unary<N>(a, into, rows, one([](float p) { return p != p ? p : float((p > 0) - (p < 0)); }));
+      case F_SQRT: return unary<N>(a, into, rows, one([](float p) { return std::sqrt(p); }));
+      case F_EXP: return unary<N>(a, into, rows, [](Vec p) { return exp(p); });
+      case F_TANH: return unary<N>(a, into, rows, [](Vec p) { return tanh(p); });
+      case F_SIGMOID: return unary<N>(a, into, rows, [](Vec p) { return 1.0f / (1.0f + exp(-p)); });
+      case F_EXP2: return unary<N>(a, into, rows, one([](float p) { return std::exp2(p); }));
+      case F_EXPM1: return unary<N>(a, into, rows, one([](float p) { return std::expm1(p); }));
+      case F_LOG: return unary<N>(a, into, rows, one([](float p) { return std::log(p); }));
+      case F_LOG1P: return unary<N>(a, into, rows, one([](float p) { return std::log1p(p); }));
+      case F_LOG2: return unary<N>(a, into, rows, one([](float p) { return std::log2(p); }));
+      case F_SIN: return unary<N>(a, into, rows, one([](float p) { return std::sin(p); }));
+      case F_COS: return unary<N>(a, into, rows, one([](float p) { return std::cos(p); }));
+      case F_POW:
+        return binary<N>(a, b, into, rows, [](Vec p, Vec q) {
+          for (int lane = 0; lane < LANES; ++lane) p[lane] = std::pow(p[lane], q[lane]);
+          return p;
+        });
+      case F_FLOOR: return unary<N>(a, into, rows, one([](float p) { return std::floor(p); }));
+      case F_CEIL: return unary<N>(a, into, rows, one([](float p) { return std::ceil(p); }));
+      case F_ROUND: return unary<N>(a, into, rows, one([](float p) { return std::nearbyint(p); }));
+      case F_TRUNC: return unary<N>(a, into, rows, one([](float p) { return std::trunc(p); }));
+      case I_ADD: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p + q; }));
+      case I_SUB: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p - q; }));
+      case I_MUL: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p * q; }));
+      case I_MIN: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p < q ? p : q; }));
+      case I_MAX: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p > q ? p : q; }));
+      case I_NEG: return unary<N>(a, into, rows, [](Vec p) { return floats(-bits(p)); });
+      case I_ABS: return unary<N>(a, into, rows, whole([](int32_t p) { return p < 0 ? -p : p; }));
+      case I_SIGN: return unary<N>(a, into, rows, whole([](int32_t p) { return (p > 0) - (p < 0); }));
+      case I_FLOORDIV: case I_MOD: {  // by a number that is not 0; exact, since 53 bits hold any quotient of 32
+        int32_t divisor;
+        std::memcpy(&divisor, b.at, sizeof divisor);
+        if (x.op == I_FLOORDIV)
+          return unary<N>(a, into, rows, whole([divisor](int32_t p) { return int32_t(std::floor(double(p) / divisor)); }));
+        return unary<N>(a, into, rows, whole([divisor](int32_t p) {
+          return int32_t(p - std::floor(double(p) / divisor) * divisor);
+        }));
+      }
+      case I_AND: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p & q; }));
+      case I_OR: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p | q; }));
+      case I_XOR: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p ^ q; }));
+      case I_NOT: return unary<N>(a, into, rows, [](Vec p) { return floats(~bits(p)); });
+      case I_SHL: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p << q; }));
+      case I_SHR: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return p >> q; }));
+      case I_TO_F: return unary<N>(a, into, rows, [](Vec p) { return __builtin_convertvector(bits(p), Vec); });
+      case F_TO_I: return unary<N>(a, into, rows, [](Vec p) { return floats(__builtin_convertvector(p, IntVec)); });
+      case B_TO_I: return unary<N>(a, into, rows, [](Vec p) { return floats(bits(p) & 1); });
+      case F_EQ: return binary<N>(a, b, into, rows, holds([](Vec p, Vec q) { return p == q; }));
+      case F_NE: return binary<N>(a, b, into, rows, holds([](Vec p, Vec q) { return p != q; }));
+      case F_LT: return binary<N>(a, b, into, rows, holds([](Vec p, Vec q) { return p < q; }));
+      case F_LE: return binary<N>(a, b, into, rows, holds([](Vec p, Vec q) { return p <= q; }));
+      case I_EQ: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return IntVec(p == q); }));
+      case I_NE: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return IntVec(p != q); }));
+      case I_LT: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return IntVec(p < q); }));
+      case I_LE: return binary<N>(a, b, into, rows, ints([](IntVec p, IntVec q) { return IntVec(p <= q); }));
+      case SELECT: {
+        const Source c = source(x.c, key, scores, N * LANES);
+        for (int64_t t = 0; t < rows; ++t)
+          REGARD_UNROLL for (int j = 0; j < N; ++j) {
+            const auto part = [&](const Source& s) {
+              return s.spread ? spread(s.at + t * s.row) : load(s.at + t * s.row + j * LANES);
+            };
+            store(into + (t * N + j) * LANES, choose(bits(part(c)), part(a), part(b)));
+          }
+        return;
+      }
+      case LOOKUP: case LOOKUP_BYTE: return look_up<N>(x, key, scores, into, rows);
+      default: break;
+    }
+    // what hides: the scores themselves are the third operand
+    const auto keep = [&](auto f) {
+      binary<N>(a, b, registers, rows, ints(f));
+      for (int64_t i = 0; i < rows * N * LANES; i += LANES)
+        store(scores + i, choose(bits(load(registers + i)), load(scores + i), hidden));
+    };
+    switch (x.op) {
+      case KEEP:
+        for (int64_t t = 0; t < rows; ++t)
+          REGARD_UNROLL for (int j = 0; j < N; ++j) {
+            float* score = scores + (t * N + j) * LANES;
+            const Vec seen = a.spread ? spread(a.at + t * a.row) : load(a.at + t * a.row + j * LANES);
+            store(score, choose(bits(seen), load(score), hidden));
+          }
+        return;
+      case KEEP_EQ: return keep([](IntVec p, IntVec q) { return IntVec(p == q); });
+      case KEEP_NE: return keep([](IntVec p, IntVec q) { return IntVec(p != q); });
+      case KEEP_LT: return keep([](IntVec p, IntVec q) { return IntVec(p < q); });
+      case KEEP_LE: return keep([](IntVec p, IntVec q) { return IntVec(p <= q); });
+      default: return;
+    }
+  }
+};

@@ -1,0 +1,110 @@
+// A panel: some queries side by side, one a lane, in up to three vectors. Scores are kept key by key, each key a row of
+// lanes, so that K and V are read as they lie in memory, and maxima and sums over keys stay within a lane.
+
+constexpr int VECTORS = 3;
+constexpr int PANEL = VECTORS * LANES;
+constexpr int CHUNK = 16;
+
+// How many rows a block of the product has beside N vectors of lanes: as many as the registers hold.
+constexpr int rows_beside(int vectors) { return LANES == 16 ? 8 : vectors == 3 ? 4 : vectors == 2 ? 6 : 8; }
+
+// block[i][j] += sum over p of left(i, p) * right(p, j): the inner loop of every product here.
+//   left(i, p) = left[i * left_row + p * left_step], spread over a vector;  right(p, j) = vector j of row p
+template <int M, int N>
+REGARD_INLINE void multiply(Vec (&block)[M][N], const float* left, int64_t left_row, int64_t left_step,
+                            const float* right, int64_t right_row, int64_t count) {
+#pragma GCC unroll 2
+  for (int64_t p = 0; p < count; ++p) {
+    Vec r[N];
+    REGARD_UNROLL for (int j = 0; j < N; ++j) r[j] = load(right + p * right_row + j * LANES);
+    REGARD_UNROLL for (int i = 0; i < M; ++i) {
+      const Vec l = all(left[i * left_row + p * left_step]);
+      REGARD_UNROLL for (int j = 0; j < N; ++j) block[i][j] = fma(l, r[j], block[i][j]);
+    }
+  }
+}
+
+// Calls step(rows, first) for blocks of M rows, and smaller ones for what is left.
+template <int M, class Step>
+REGARD_INLINE void in_blocks(int64_t first, int64_t last, const Step& step) {
+  for (; first + M <= last; first += M) step(std::integral_constant<int, M>{}, first);
+  if constexpr (M > 1) {
+    if (first < last) in_blocks<M / 2>(first, last, step);
+  }
+}
+
+// Calls what(vectors) with the number of vectors that so many queries take.
+template <class What>
+REGARD_INLINE void with_vectors(int64_t queries, const What& what) {
+  if (queries > 2 * LANES) {
+    what(std::integral_constant<int, 3>{});
+  } else if (queries > LANES) {
+    what(std::integral_constant<int, 2>{});
+  } else {
+    what(std::integral_constant<int, 1>{});
+  }
+}
+
+// Columns of lanes from rows of numbers: to[p][lane] = from[lane][p] * factor; lanes beyond `count` repeat the last.
+static void gather_lanes(const float* from, int64_t row, int64_t count, int64_t width, float factor, float* to,
+                         int64_t to_row) {
+  for (int64_t lane = 0; lane < to_row; lane += LANES) {
+    const float* source[LANES];
+    for (int i = 0; i < LANES; ++i) source[i] = from + std::min(lane + i, count - 1) * row;
+    int64_t p = 0;
+    for (; p + LANES <= width; p += LANES) {
+      Vec x[LANES];
+      REGARD_UNROLL for (int i = 0; i < LANES; ++i) x[i] = load(source[i] + p) * factor;
+      transpose(x);
+      REGARD_UNROLL for (int i = 0; i < LANES; ++i) store(to + (p + i) * to_row + lane, x[i]);
+    }
+    for (; p < width; ++p)
+      for (int i = 0; i < LANES; ++i) to[p * to_row + lane + i] = source[i][p] * factor;
+  }
+}
+
+// The way back: to[lane][p] = from[p][lane] * factor[lane] for the first `count` lanes.
+static void scatter_lanes(const float* from, int64_t from_row, const float* factor, int64_t count, int64_t width,
+                          float* to, int64_t row) {
+  for (int64_t lane = 0; lane < count; lane += LANES) {
+    const int64_t here = std::min<int64_t>(LANES, count - lane);
+    const Vec scale = load(factor + lane);
+    int64_t p = 0;
+    for (; p + LANES <= width; p += LANES) {
+      Vec x[LANES];
+      REGARD_UNROLL for (int i = 0; i < LANES; ++i) x[i] = load(from + (p + i) * from_row + lane) * scale;
+      transpose(x);
+      for (int64_t i = 0; i < here; ++i) store(to + (lane + i) * row + p, x[i]);
+    }
+    for (; p < width; ++p)
+      for (int64_t i = 0; i < here; ++i) to[(lane + i) * row + p] = from[p * from_row + lane + i] * factor[lane + i];
+  }
+}
+
+// scores[t][lane] = k[t] . q[lane], for keys first to last - 1 and queries as columns of lanes
+template <int N>
+static void products(const float* queries, int64_t width, const float* keys, int64_t key_row, int64_t count,
+                     float* scores) {
+  in_blocks<rows_beside(N)>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
+    constexpr int M = decltype(rows)::value;
+    Vec block[M][N] = {};
+    multiply<M, N>(block, keys + t * key_row, key_row, 1, queries, N * LANES, width);
+    REGARD_UNROLL for (int i = 0; i < M; ++i)
+      REGARD_UNROLL for (int j = 0; j < N; ++j) store(scores + ((t + i) * N + j) * LANES, block[i][j]);
+  });
+}
+
+// sums[c][lane] = sums[c][lane] * shrink[lane] + sum over t of values[t][c] * weights[t][lane]
+template <int N>
+static void weighted_sums(const float* weights, const float* values, int64_t value_row, int64_t count, int64_t width,
+                          const Vec (&shrink)[N], float* sums) {
+  in_blocks<rows_beside(N)>(0, width, [&](auto rows, int64_t c) __attribute__((always_inline)) {
+    constexpr int M = decltype(rows)::value;
+    Vec block[M][N];
+    REGARD_UNROLL for (int i = 0; i < M; ++i)
+      REGARD_UNROLL for (int j = 0; j < N; ++j) block[i][j] = load(sums + ((c + i) * N + j) * LANES) * shrink[j];
+    multiply<M, N>(block, values + c, 1, value_row, weights, N * LANES, count);
+    REGARD_UNROLL for (int i = 0; i < M; ++i)
+      REGARD_UNROLL for (int j = 0; j < N; ++j) store(sums + ((c + i) * N + j) * LANES, block[i][j]);
+  });
+}

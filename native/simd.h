@@ -1,0 +1,124 @@
+// Vectors of floats: the only file that knows instruction sets.
+//
+// REGARD_LANES says how many floats a vector holds: 16 with AVX-512, 8 with AVX2, 4 anywhere. The arithmetic is the
+// compiler's own on vector types; only what it cannot express is said in instructions.
+
+constexpr int LANES = REGARD_LANES;
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t IntVec __attribute__((vector_size(4 * LANES)));
+typedef float LooseVec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t LooseIntVec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#define REGARD_INLINE static inline __attribute__((always_inline))
+#define REGARD_MEMBER inline __attribute__((always_inline))
+#define REGARD_UNROLL _Pragma("GCC unroll 32")
+
+REGARD_INLINE Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
+REGARD_INLINE void store(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
+REGARD_INLINE IntVec load(const int32_t* p) { return *reinterpret_cast<const LooseIntVec*>(p); }
+REGARD_INLINE void store(int32_t* p, IntVec x) { *reinterpret_cast<LooseIntVec*>(p) = x; }
+REGARD_INLINE Vec all(float x) { return x - Vec{}; }  // x + 0 would not be x where x is -0
+REGARD_INLINE IntVec all(int32_t x) { return IntVec{} + x; }
+// The same number, of either kind, in every lane.
+REGARD_INLINE Vec spread(const float* p) {
+  int32_t x;
+  std::memcpy(&x, p, sizeof x);
+  return reinterpret_cast<Vec>(all(x));
+}
+REGARD_INLINE IntVec bits(Vec x) { return reinterpret_cast<IntVec>(x); }
+REGARD_INLINE Vec floats(IntVec x) { return reinterpret_cast<Vec>(x); }
+
+#if REGARD_LANES == 16
+REGARD_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+REGARD_INLINE Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where either is NaN
+REGARD_INLINE Vec smaller(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+REGARD_INLINE Vec choose(IntVec yes, Vec a, Vec b) {
+  return _mm512_mask_blend_ps(_mm512_movepi32_mask(reinterpret_cast<__m512i>(yes)), b, a);
+}
+#elif REGARD_LANES == 8
+REGARD_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+REGARD_INLINE Vec larger(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+REGARD_INLINE Vec smaller(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+REGARD_INLINE Vec choose(IntVec yes, Vec a, Vec b) { return _mm256_blendv_ps(b, a, floats(yes)); }
+#else
+REGARD_INLINE Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+REGARD_INLINE Vec choose(IntVec yes, Vec a, Vec b) { return floats((yes & bits(a)) | (~yes & bits(b))); }
+REGARD_INLINE Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
+REGARD_INLINE Vec smaller(Vec a, Vec b) { return choose(a < b, a, b); }
+#endif
+
+// 2^(n + f) for a whole number n from -127 on, which counts as -inf, and f from -1/2 to 1/2; relative error below 8e-8.
+REGARD_INLINE Vec power(Vec n, Vec f) {
+  Vec p = all(1.53533620e-4f);
+  p = fma(p, f, all(1.33988750e-3f));
+  p = fma(p, f, all(9.61843692e-3f));
+  p = fma(p, f, all(5.55033237e-2f));
+  p = fma(p, f, all(2.40226477e-1f));
+  p = fma(p, f, all(6.93147182e-1f));
+  p = fma(p, f, all(1.0f));
+#if REGARD_LANES == 16
+  return _mm512_mask_scalef_ps(Vec{}, _mm512_cmp_ps_mask(n, all(-127.0f), _CMP_NEQ_UQ), p, n);
+#else
+  // n + 127 in the exponent's place; adding 2^23 + 127 puts it into the low bits
+  return p * floats(bits(n + 8388735.0f) << 23);
+#endif
+}
+
+REGARD_INLINE Vec rounded(Vec x) {
+#if REGARD_LANES == 16
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  return (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23 leaves no room for a fraction
+#endif
+}
+
+// 2^x, exact at 0, 0 from -127 down, NaN at NaN.
+REGARD_INLINE Vec exp2(Vec x) {
+  x = larger(all(-127.0f), x);  // in this order a NaN stays
+  const Vec n = rounded(x);
+  return power(n, x - n);
+}
+
+REGARD_INLINE Vec exp(Vec x) {
+  x = smaller(all(89.0f), larger(all(-88.0f), x));
+  const Vec n = rounded(x * 1.44269502f);
+  // log2(e) in two parts, so that the fraction is right however large n is
+  const Vec f = fma(x, all(1.92596299e-8f), fma(x, all(1.44269502f), -n));
+  return choose(n > 127.0f, power(n - 1.0f, f) * 2.0f, power(n, f));
+}
+
+REGARD_INLINE Vec tanh(Vec x) {
+  const Vec size = floats(bits(x) & 0x7fffffff), z = x * x;
+  Vec p = all(-5.717011169e-03f);
+  p = fma(p, z, all(2.065055817e-02f));
+  p = fma(p, z, all(-5.374348909e-02f));
+  p = fma(p, z, all(1.333149076e-01f));
+  p = fma(p, z, all(-3.333328366e-01f));
+  const Vec near = fma(x * z, p, x);
+  const Vec far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  return choose(size < 0.625f, near, floats(bits(far) | (bits(x) & int32_t(0x80000000))));
+}
+
+// Rows become columns: one stage for each bit of the lane's number.
+template <int STEP>
+REGARD_INLINE void swap_halves(Vec (&rows)[LANES]) {
+  IntVec low{}, high{};
+  for (int lane = 0; lane < LANES; ++lane) {
+    low[lane] = lane & STEP ? LANES + lane - STEP : lane;
+    high[lane] = lane & STEP ? LANES + lane : lane + STEP;
+  }
+  REGARD_UNROLL for (int i = 0; i < LANES; ++i) {
+    if (i & STEP) continue;
+    const Vec a = rows[i], b = rows[i + STEP];
+    rows[i] = __builtin_shuffle(a, b, low);
+    rows[i + STEP] = __builtin_shuffle(a, b, high);
+  }
+}
+
+REGARD_INLINE void transpose(Vec (&rows)[LANES]) {
+  swap_halves<1>(rows);
+  swap_halves<2>(rows);
+  if constexpr (LANES >= 8) swap_halves<LANES >= 8 ? 4 : 1>(rows);
+  if constexpr (LANES >= 16) swap_halves<LANES >= 16 ? 8 : 1>(rows);
+}

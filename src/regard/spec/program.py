@@ -1,0 +1,373 @@
+"""Reading a term: as a short program for the vector machine of the native engine.
+
+The machine works on tiles of pairs. What depends on the query alone or on the key alone is computed beforehand, once for
+each of them, and so is what depends on the difference of their positions alone, if it takes more than a few steps.
+Only the rest is left for the tile.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from regard.spec.derivative import ONE, derivatives
+from regard.spec.evaluate import DECIDES
+from regard.spec.term import COMPARISONS, TRUE, Term, apply, constant, slot_of, variable, walk
+
+# in the order in which the machine counts them
+OPS = (
+    *("f_add", "f_sub", "f_mul", "f_div", "f_min", "f_max", "f_neg", "f_abs", "f_sign", "f_sqrt", "f_exp", "f_tanh"),
+    *("f_sigmoid", "f_exp2", "f_expm1", "f_log", "f_log1p", "f_log2", "f_sin", "f_cos", "f_pow", "f_floor", "f_ceil"),
+    *("f_round", "f_trunc", "i_add", "i_sub", "i_mul", "i_min", "i_max", "i_neg", "i_abs", "i_sign", "i_floordiv"),
+    *("i_mod", "i_and", "i_or", "i_xor", "i_not", "i_shl", "i_shr", "i_to_f", "f_to_i", "b_to_i", "f_eq", "f_ne"),
+    *("f_lt", "f_le", "i_eq", "i_ne", "i_lt", "i_le", "select", "lookup", "lookup_byte", "keep", "keep_eq", "keep_ne"),
+    *("keep_lt", "keep_le"),
+)
+PLACES = ("register", "lanes", "keys", "number", "nothing")
+SCORES, SPARE = 0, 1  # registers: the scores, and one that hiding may overwrite and the slope ends up in
+
+_QUERY, _KEY = frozenset("ip"), frozenset("j")
+_STEPS_FOR_A_TABLE = 3
+_NAMES = {"minimum": "min", "maximum": "max", "bitand": "and", "bitor": "or", "bitxor": "xor"}
+_NAMES |= {"shift_left": "shl", "shift_right": "shr"}
+_EXACT = frozenset({"add", "sub", "mul", "div", "min", "max", "neg", "abs", "sign", "sqrt"})
+_EXACT |= {"floor", "ceil", "round", "trunc"}
+
+
+class Untold(Exception):
+    """A formula that the machine has no instructions for; the message says what."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    place: str
+    index: int = 0  # of the register or array; the bits of a number
+
+
+NOTHING = Operand("nothing")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    op: str
+    into: int
+    a: Operand
+    b: Operand = NOTHING
+    c: Operand = NOTHING
+    table: int = 0
+
+
+@dataclass(frozen=True)
+class Beforehand:
+    """A term to be computed before the tiles: for each query, each key, or each difference of positions.
+
+    `precise` says that it flows into the score.
+    """
+
+    term: Term
+    precise: bool
+
+
+@dataclass(frozen=True)
+class TableOffset(Beforehand):
+    """Where the numbers for a query lie in a table made for each difference, but for the key's part."""
+
+    table: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a look-up reads: captured tensor number `slot`, or else `made` for each difference of `along` and j."""
+
+    slot: int = -1
+    made: Beforehand | None = None
+    along: str = "p"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Instructions 0 to `rule` change the scores, from there to `length` they hide, from there on they make the slope."""
+
+    instructions: tuple[Instruction, ...]
+    rule: int
+    length: int
+    registers: int
+    lanes: tuple[Beforehand, ...]
+    keys: tuple[Beforehand, ...]
+    tables: tuple[Table, ...]
+    whole: tuple[Term, ...]  # whole numbers made in tiles: they must fit into 32 bits
+    looked_up: tuple[tuple[Term, int], ...]  # indices that must stay from 0 to less than a size
+
+
+@lru_cache(maxsize=512)
+def program(
+    mask: Term, rule: Term | None, sizes: tuple[tuple[int, ...], ...], strides: tuple[tuple[int, ...], ...]
+) -> Program:
+    """The program of a mask and a rule. `sizes` and `strides` are those of the captured tensors."""
+    made = _Compiler(sizes, strides)
+    if rule is not None:
+        made.put(rule, SCORES)
+    after_rule = len(made.code)
+    if mask is not TRUE:
+        for part in _conjuncts(mask):
+            made.hide(part)
+    after_mask = len(made.code)
+    slope = derivatives(rule).get(variable("s"), constant(0.0)) if rule is not None else ONE
+    if slope is not ONE:
+        made.put(slope, SPARE)
+    return Program(
+        tuple(made.code),
+        after_rule,
+        after_mask,
+        made.registers,
+        tuple(made.lanes),
+        tuple(made.keys),
+        tuple(made.tables),
+        tuple(made.whole),
+        tuple(made.looked_up),
+    )
+
+
+def _conjuncts(mask: Term) -> list[Term]:
+    return [p for a in mask.args for p in _conjuncts(a)] if mask.op == "and" else [mask]
+
+
+class _Compiler:
+    def __init__(self, sizes: Sequence[tuple[int, ...]], strides: Sequence[tuple[int, ...]]) -> None:
+        self.sizes, self.strides = sizes, strides
+        self.code: list[Instruction] = []
+        self.lanes: list[Beforehand] = []
+        self.keys: list[Beforehand] = []
+        self.tables: list[Table] = []
+        self.whole: list[Term] = []
+        self.looked_up: list[tuple[Term, int]] = []
+        self.registers = SPARE
+        self._used: set[int] = set()
+
+    def put(self, term: Term, into: int) -> None:
+        """The value of a score rule or of its slope, in a certain register."""
+        found = self._operand(term, True, {})
+        self._used.clear()
+        if found.place == "register" and self.code and self.code[-1].into == found.index and found.index > SPARE:
+            last = self.code.pop()
+            self.code.append(Instruction(last.op, into, last.a, last.b, last.c, last.table))
+        elif found != Operand("register", into):
+            self.code.append(Instruction("select", into, found, found, Operand("number", -1)))
+
+    def hide(self, part: Term) -> None:
+        """Scores become -inf where this condition does not hold."""
+        known: dict[tuple[Term, bool], Operand] = {}
+        if part.op in COMPARISONS and all(a.kind != "float" for a in part.args) and _in_tile(part):
+            name, x, y = _ordered(part.op, *part.args)
+            if not _worth_a_table(part):
+                a, b = (self._whole_number(t, known) for t in (x, y))
+                self.code.append(Instruction(f"keep_{name}", SCORES, a, b))
+                self._used.clear()
+                return
+        self.code.append(Instruction("keep", SCORES, self._operand(part, False, known)))
+        self._used.clear()
+
+    def _register(self) -> int:
+        free = next(r for r in range(SPARE + 1, len(self._used) + SPARE + 3) if r not in self._used)
+        self._used.add(free)
+        self.registers = max(self.registers, free)
+        return free
+
+    def _emit(self, op: str, *operands: Operand, table: int = 0) -> Operand:
+        if op not in OPS:
+            raise Untold(f"it has no instruction for {op[2:]} of a query and a key together")
+        into = self._register()
+        self.code.append(Instruction(op, into, *operands, table=table))
+        return Operand("register", into)
+
+    def _operand(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+        if term.op == "exact":
+            return self._float(term.args[0], precise, known)
+        if term.op in DECIDES and "s" not in term.depends:
+            precise = False
+        key = (term, precise)
+        if key not in known:
+            known[key] = self._made(term, precise, known)
+        return known[key]
+
+    def _made(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+        if term.op == "constant":
+            return Operand("number", _number_bits(term))
+        if term is variable("s"):
+            return Operand("register", SCORES)
+        if not _in_tile(term):
+            return self._beforehand(term, precise)
+        if _worth_a_table(term):
+            return self._by_difference(term, precise)
+        if term.kind == "int":
+            self.whole.append(term)
+        if term.op == "lookup":
+            return self._look_up(term, known)
+        return self._computed(term, precise, known)
+
+    def _beforehand(self, term: Term, precise: bool) -> Operand:
+        place, into = ("keys", self.keys) if term.depends & _KEY else ("lanes", self.lanes)
+        wanted = Beforehand(term, precise)
+        if wanted not in into:
+            into.append(wanted)
+        return Operand(place, into.index(wanted))
+
+    def _by_difference(self, term: Term, precise: bool) -> Operand:
+        along = "p" if "p" in term.depends else "i"
+        table = Table(made=Beforehand(term, precise), along=along)
+        if table not in self.tables:
+            self.tables.append(table)
+        number = self.tables.index(table)
+        place = TableOffset(variable(along), False, number)
+        if place not in self.lanes:
+            self.lanes.append(place)
+        op = "lookup_byte" if term.kind == "bool" else "lookup"
+        on_keys = self._beforehand(apply("neg", variable("j")), False)
+        return self._emit(op, Operand("lanes", self.lanes.index(place)), on_keys, table=number)
+
+    def _look_up(self, term: Term, known: dict[tuple[Term, bool], Operand]) -> Operand:
+        slot = slot_of(term)
+        on_lanes, on_keys = constant(0), constant(0)
+        address: Operand | None = None
+        for index, size, stride in zip(term.args, self.sizes[slot], self.strides[slot], strict=True):
+            self.looked_up.append((index, size))
+            split = _split(index)
+            step = constant(stride)
+            if split is not None:
+                on_lanes = apply("add", on_lanes, apply("mul", split[0], step))
+                on_keys = apply("add", on_keys, apply("mul", split[1], step))
+                continue
+            part = self._emit("i_mul", self._whole_number(index, known), self._operand(step, False, known))
+            address = part if address is None else self._emit("i_add", address, part)
+        a, b = self._operand(on_lanes, False, known), self._operand(on_keys, False, known)
+        if address is not None:
+            a = self._emit("i_add", address, a)
+        table = Table(slot)
+        if table not in self.tables:
+            self.tables.append(table)
+        op = "lookup_byte" if term.kind == "bool" else "lookup"
+        return self._emit(op, a, b, table=self.tables.index(table))
+
+    def _computed(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+        op, args = term.op, term.args
+        if op == "where":
+            parts = [self._as(term.kind, a, precise, known) for a in args[1:]]
+            return self._emit("select", *parts, self._operand(args[0], precise, known))
+        if op == "not":
+            return self._emit("i_not", self._operand(args[0], precise, known))
+        if op in ("and", "or", "xor"):
+            return self._emit(f"i_{op}", *(self._operand(a, precise, known) for a in args))
+        if op in COMPARISONS:
+            name, *sides = _ordered(op, *args)
+            if any(a.kind == "float" for a in args):
+                return self._emit(f"f_{name}", *(self._float(a, precise, known) for a in sides))
+            return self._emit(f"i_{name}", *(self._whole_number(a, known) for a in sides))
+        if op in ("to_float", "exact"):
+            return self._float(args[0], precise, known)
+        if op == "to_int":
+            if args[0].kind == "float":
+                return self._emit("f_to_i", self._operand(args[0], precise, known))
+            return self._whole_number(args[0], known)
+        if term.kind == "bool":  # the least or greatest of two conditions
+            return self._emit("i_and" if op == "minimum" else "i_or", *(self._operand(a, precise, known) for a in args))
+        if op in ("floordiv", "mod"):
+            divisor = args[1]
+            if term.kind == "float" or divisor.op != "constant" or divisor.value == 0:
+                raise Untold(f"it divides without remainder by constant whole numbers only, not by {divisor.op}")
+        name = _NAMES.get(op, op)
+        if term.kind == "float":
+            if not precise and "s" not in term.depends and name not in _EXACT:
+                raise Untold(f"what decides must be the same number everywhere, and its {name} is its own")
+            return self._emit(f"f_{name}", *(self._float(a, precise, known) for a in args))
+        return self._emit(f"i_{name}", *(self._whole_number(a, known) for a in args))
+
+    def _as(self, kind: str, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+        if kind == "float":
+            return self._float(term, precise, known)
+        return self._whole_number(term, known) if kind == "int" else self._operand(term, precise, known)
+
+    def _float(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+        if term.kind == "float":
+            return self._operand(term, precise, known)
+        if not _in_tile(term):
+            return self._operand(apply("to_float", term), precise, known)
+        return self._emit("i_to_f", self._whole_number(term, known))
+
+    def _whole_number(self, term: Term, known: dict[tuple[Term, bool], Operand]) -> Operand:
+        if term.kind == "int":
+            return self._operand(term, False, known)
+        if term.op == "constant" or not _in_tile(term):
+            return self._operand(apply("to_int", term), False, known)
+        return self._emit("b_to_i", self._operand(term, False, known))
+
+
+def _in_tile(term: Term) -> bool:
+    return "s" in term.depends or bool(term.depends & _QUERY and term.depends & _KEY)
+
+
+def _ordered(op: str, x: Term, y: Term) -> tuple[str, Term, Term]:
+    return {"gt": ("lt", y, x), "ge": ("le", y, x)}.get(op, (op, x, y))
+
+
+def _number_bits(term: Term) -> int:
+    if isinstance(term.value, bool):
+        return -int(term.value)
+    if isinstance(term.value, float):
+        number = torch.tensor(term.value, dtype=torch.float32).item()
+        return int(struct.unpack("=i", struct.pack("=f", number))[0])
+    assert isinstance(term.value, int)
+    if not -(2**31) <= term.value < 2**31:
+        raise Untold(f"its whole numbers have 32 bits, and {term.value} does not fit")
+    return term.value
+
+
+def _worth_a_table(term: Term) -> bool:
+    """Whether a term depends on the difference of positions alone, and is long or beyond the machine."""
+    if "s" in term.depends or {"i", "p"} <= term.depends or not _of_difference(term):
+        return False
+    steps = [node for node in walk(term) if _in_tile(node)]
+    return len(steps) >= _STEPS_FOR_A_TABLE or any(node.op in ("floordiv", "mod") for node in steps)
+
+
+def _of_difference(term: Term) -> bool:
+    if not term.depends & (_QUERY | _KEY):
+        return True
+    linear = _linear(term)
+    if linear is not None:
+        return linear[0] == -linear[1]
+    return bool(term.args) and all(_of_difference(a) for a in term.args)
+
+
+def _linear(term: Term) -> tuple[int, int] | None:
+    """The factors of the query's and the key's position in a sum; None if it is no such sum."""
+    if not term.depends & (_QUERY | _KEY):
+        return (0, 0)
+    if term.op == "variable":
+        return (1, 0) if term.value in _QUERY else (0, 1)
+    if term.kind != "int" or term.op not in ("add", "sub", "neg"):
+        return None
+    parts = [_linear(a) for a in term.args]
+    if any(p is None for p in parts):
+        return None
+    (a, b), *rest = [p for p in parts if p is not None]
+    if term.op == "neg":
+        return (-a, -b)
+    sign = 1 if term.op == "add" else -1
+    return (a + sign * rest[0][0], b + sign * rest[0][1])
+
+
+def _split(term: Term) -> tuple[Term, Term] | None:
+    """A whole number as a sum of one for the query and one for the key; None if it is no such sum."""
+    if not _in_tile(term):
+        return (constant(0), term) if term.depends & _KEY else (term, constant(0))
+    if term.kind != "int" or term.op not in ("add", "sub", "neg"):
+        return None
+    parts = [_split(a) for a in term.args]
+    if any(p is None for p in parts):
+        return None
+    known = [p for p in parts if p is not None]
+    if term.op == "neg":
+        return apply("neg", known[0][0]), apply("neg", known[0][1])
+    return apply(term.op, known[0][0], known[1][0]), apply(term.op, known[0][1], known[1][1])
