@@ -111,10 +111,11 @@ struct Backward {
   size_t scratch() const {
     const int64_t rows = in_lanes(problem.width) + in_lanes(problem.value_width);
     return size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 2 * BACK_KEYS * PANEL +
-           BACK_KEYS * rows + (problem.program ? problem.program->registers + KEYS / CHUNK : 0) * CHUNK * PANEL + 256;
+           BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + 256;
   }
 
   void block(int64_t item, float* space) const {
+    const FlushTiny flush;
     const Problem& p = problem;
     const int64_t b = item / blocks / p.heads, h = item / blocks % p.heads;
     const int64_t group = p.heads / p.key_heads, key_head = h / group, sharing = group * blocks;
@@ -132,7 +133,7 @@ struct Backward {
     float* d_k = take(BACK_KEYS * wide);
     float* d_v = take(BACK_KEYS * value_wide);
     float* raw = take(p.program ? BACK_KEYS * PANEL : 0);
-    float* registers = take((p.program ? p.program->registers : 0) * CHUNK * PANEL);
+    float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
     BackPanel set[BACK_TOGETHER];
@@ -182,7 +183,7 @@ struct Backward {
             }
             const Piece piece{from, to, bool(panel.run->partial), k + from * p.k_strides.row,
                               v + from * p.v_strides.row, weights, nullptr};
-            Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first};
+            Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first, -1, false};
             with_vectors(panel.count, [&](auto vectors) {
               constexpr int N = decltype(vectors)::value;
               ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw)
@@ -226,9 +227,9 @@ struct Backward {
     const bool sloped = RULED && program.slope < program.end;
     if (sloped) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
     if (RULED || piece.partial)
-      for (int64_t t = 0; t < count; t += CHUNK)
+      for (int64_t t = 0; t < count; t += ROWS)
         machine.run<N>(RULED ? 0 : program.rule, piece.partial ? program.length : program.rule, piece.from + t,
-                       std::min<int64_t>(CHUNK, count - t), weights + t * N * LANES);
+                       std::min<int64_t>(ROWS, count - t), weights + t * N * LANES);
     Vec lse[N], level[N], one[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) {
       lse[j] = load(panel.lse + j * LANES);
@@ -257,8 +258,8 @@ struct Backward {
         store(gradient, d_score);
       }
     if (sloped)
-      for (int64_t t = 0; t < count; t += CHUNK) {
-        const int64_t rows = std::min<int64_t>(CHUNK, count - t);
+      for (int64_t t = 0; t < count; t += ROWS) {
+        const int64_t rows = std::min<int64_t>(ROWS, count - t);
         machine.run<N>(program.slope, program.end, piece.from + t, rows, raw + t * N * LANES);
         for (int64_t i = 0; i < rows * N * LANES; i += LANES) {
           float* gradient = d_scores + t * N * LANES + i;

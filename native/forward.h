@@ -61,9 +61,9 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
   products<N>(panel.queries, problem.width, piece.k, problem.k_strides.row, count, scores);
   if (RULED || piece.partial) {
     const Program& program = machine.program;
-    for (int64_t t = 0; t < count; t += CHUNK)
+    for (int64_t t = 0; t < count; t += ROWS)
       machine.run<N>(RULED ? 0 : program.rule, piece.partial ? program.length : program.rule, piece.from + t,
-                     std::min<int64_t>(CHUNK, count - t), scores + t * N * LANES);
+                     std::min<int64_t>(ROWS, count - t), scores + t * N * LANES);
   }
   int32_t* seen = reinterpret_cast<int32_t*>(piece.tame) + KEYS * problem.value_width;
   if (piece.tame)
@@ -122,11 +122,12 @@ struct Forward {
 
   size_t scratch() const {
     const int64_t registers = problem.program ? problem.program->registers : 0;
-    return size_t(KEYS) * (2 * PANEL + problem.value_width) + registers * CHUNK * PANEL +
+    return size_t(KEYS) * (2 * PANEL + problem.value_width) + registers * ROWS * PANEL +
            together * PANEL * (problem.width + problem.value_width) + 64;
   }
 
   void block(int64_t item, float* space) const {
+    const FlushTiny flush;
     const Problem& p = problem;
     const int64_t b = item / (p.heads * blocks), h = item / blocks % p.heads;
     const int64_t key_head = h / (p.heads / p.key_heads);
@@ -141,7 +142,7 @@ struct Forward {
     float* tame = space;
     space += KEYS * (p.value_width + PANEL);
     float* registers = space;
-    space += (p.program ? p.program->registers : 0) * CHUNK * PANEL;
+    space += (p.program ? p.program->registers : 0) * ROWS * PANEL;
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
     Panel set[TOGETHER];
@@ -179,7 +180,7 @@ struct Forward {
             const Piece piece{from,   to,    partial,
                               k + from * p.k_strides.row, v + from * p.v_strides.row,
                               scores, finite ? nullptr : tame};
-            Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first};
+            Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first, -1, false};
             with_vectors(panel.count, [&](auto vectors) {
               constexpr int N = decltype(vectors)::value;
               ruled ? take_keys<N, true>(panel, p, piece, machine) : take_keys<N, false>(panel, p, piece, machine);

@@ -1,5 +1,8 @@
 // The vector machine: runs a program over a few keys (rows) and a panel of queries while they are in the nearest cache.
 
+constexpr int ROWS = 32;
+constexpr int AHEAD = 2 * LANES;  // floats of a table's row that will be read soon
+
 // Numbers of an operand: a vector for each row, or one for all rows (row = 0), or one number a row.
 struct Source {
   const float* at;
@@ -42,10 +45,22 @@ REGARD_INLINE Vec each(Vec x, const F& f) {
 
 struct Machine {
   const Program& program;
-  float* registers;  // register r from 1 on, each CHUNK rows; register 0 is the scores
+  float* registers;  // register r from 1 on, each ROWS rows; register 0 is the scores
   int64_t b, h, first_query;
 
-  float* rows_of(int32_t r, float* scores) const { return r == 0 ? scores : registers + (r - 1) * CHUNK * PANEL; }
+  int32_t known = -1;  // an array of lanes of which is known whether its numbers follow each other
+  bool follow = false;
+
+  template <int64_t W>
+  bool side_by_side(int32_t array, const int32_t* numbers) {
+    if (array != known) {
+      known = array, follow = true;
+      for (int64_t lane = 1; lane < W; ++lane) follow &= numbers[lane] == numbers[0] + lane;
+    }
+    return follow;
+  }
+
+  float* rows_of(int32_t r, float* scores) const { return r == 0 ? scores : registers + (r - 1) * ROWS * PANEL; }
 
   Source source(const Operand& x, int64_t key, float* scores, int64_t row) const {
     switch (x.place) {
@@ -65,22 +80,40 @@ struct Machine {
   }
 
   template <int N>
-  void look_up(const Instruction& x, int64_t key, float* scores, float* into, int64_t rows) const {
+  void look_up(const Instruction& x, int64_t key, float* scores, float* into, int64_t rows) {
     constexpr int64_t W = N * LANES;
     const Source a = source(x.a, key, scores, W), b = source(x.b, key, scores, W);
     const void* table = program.tables[x.table];
+    const int32_t x_op = x.op;
     const int32_t* lane_part = reinterpret_cast<const int32_t*>(a.at);
     const int32_t* key_part = reinterpret_cast<const int32_t*>(b.at);
-    bool side_by_side = !a.spread && b.spread && a.row == 0;
-    for (int64_t lane = 1; side_by_side && lane < W; ++lane) side_by_side = lane_part[lane] == lane_part[0] + lane;
-    if (side_by_side && x.op == LOOKUP) {
+    const bool by_both = !a.spread && b.spread && a.row == 0;
+    if (by_both && x.op == LOOKUP && side_by_side<W>(x.a.index, lane_part)) {
       const float* from = static_cast<const float*>(table) + lane_part[0];
       for (int64_t t = 0; t < rows; ++t)
         REGARD_UNROLL for (int j = 0; j < N; ++j)
           store(into + t * W + j * LANES, load(from + key_part[t * b.row] + j * LANES));
       return;
     }
-    for (int64_t t = 0; t < rows; ++t)
+    int64_t t = 0;
+    if (by_both) {  // rows of a table that lie along the keys: read so, then turned over
+      for (; t + LANES <= rows && key_part[(t + LANES - 1) * b.row] == key_part[t * b.row] + LANES - 1; t += LANES)
+        for (int j = 0; j < N; ++j) {
+          Vec x[LANES];
+          REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) {
+            const int64_t place = int64_t(lane_part[j * LANES + lane]) + key_part[t * b.row];
+            if (x_op == LOOKUP) {
+              x[lane] = load(static_cast<const float*>(table) + place);
+              __builtin_prefetch(static_cast<const float*>(table) + place + AHEAD);
+            } else {
+              x[lane] = floats(conditions(static_cast<const uint8_t*>(table) + place));
+            }
+          }
+          transpose(x);
+          REGARD_UNROLL for (int i = 0; i < LANES; ++i) store(into + (t + i) * W + j * LANES, x[i]);
+        }
+    }
+    for (; t < rows; ++t)
       for (int64_t lane = 0; lane < W; ++lane) {
         const int64_t place = int64_t(lane_part[a.spread ? t * a.row : t * a.row + lane]) +
                               key_part[b.spread ? t * b.row : t * b.row + lane];

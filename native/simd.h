@@ -29,6 +29,14 @@ REGARD_INLINE Vec spread(const float* p) {
 REGARD_INLINE IntVec bits(Vec x) { return reinterpret_cast<IntVec>(x); }
 REGARD_INLINE Vec floats(IntVec x) { return reinterpret_cast<Vec>(x); }
 
+// Bytes of 0 and 1 as conditions.
+REGARD_INLINE IntVec conditions(const uint8_t* p) {
+  typedef uint8_t ByteVec __attribute__((vector_size(LANES)));
+  ByteVec x;
+  std::memcpy(&x, p, sizeof x);
+  return -__builtin_convertvector(x, IntVec);
+}
+
 #if REGARD_LANES == 16
 REGARD_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 REGARD_INLINE Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where either is NaN
@@ -81,11 +89,22 @@ REGARD_INLINE Vec exp2(Vec x) {
 }
 
 REGARD_INLINE Vec exp(Vec x) {
-  x = smaller(all(89.0f), larger(all(-88.0f), x));
+  x = smaller(all(89.0f), larger(all(-88.0f), x));  // in this order a NaN stays
   const Vec n = rounded(x * 1.44269502f);
   // log2(e) in two parts, so that the fraction is right however large n is
   const Vec f = fma(x, all(1.92596299e-8f), fma(x, all(1.44269502f), -n));
   return choose(n > 127.0f, power(n - 1.0f, f) * 2.0f, power(n, f));
+}
+
+// 1 / x to a rounding or two, for x from 1 to 2^126.
+REGARD_INLINE Vec reciprocal(Vec x) {
+#if REGARD_LANES == 16
+  const Vec guess = _mm512_rcp14_ps(x);
+  const Vec y = fma(guess, fma(-x, guess, all(1.0f)), guess);
+  return y;
+#else
+  return 1.0f / x;
+#endif
 }
 
 REGARD_INLINE Vec tanh(Vec x) {
@@ -96,9 +115,22 @@ REGARD_INLINE Vec tanh(Vec x) {
   p = fma(p, z, all(1.333149076e-01f));
   p = fma(p, z, all(-3.333328366e-01f));
   const Vec near = fma(x * z, p, x);
-  const Vec far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  const Vec far = fma(all(-2.0f), reciprocal(exp(size + size) + 1.0f), all(1.0f));
   return choose(size < 0.625f, near, floats(bits(far) | (bits(x) & int32_t(0x80000000))));
 }
+
+// While it lives, numbers below 2^-126 count as 0 on this thread: weights that small add nothing, and arithmetic on them
+// takes a hundred times as long.
+class FlushTiny {
+ public:
+#if defined(__SSE__)
+  FlushTiny() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
+  ~FlushTiny() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  unsigned before_;
+#endif
+};
 
 // Rows become columns: one stage for each bit of the lane's number.
 template <int STEP>

@@ -65,9 +65,12 @@ class Extremes:
         levels = np.stack([np.frexp((z - a + 1).astype(np.float64))[1] - 1 for a, z in zip(first, last, strict=True)])
         low = np.empty(levels.shape[1], self._copies[(0,) * len(first)][0].dtype)
         high = np.empty_like(low)
-        kinds, members = np.unique(levels, axis=1, return_inverse=True)
-        for number, level in enumerate(kinds.T):
-            chosen = np.nonzero(members.ravel() == number)[0]
+        kinds = reduce(lambda code, level: code * 64 + level, levels, np.zeros(levels.shape[1], np.int64))
+        left = np.arange(len(kinds))
+        while len(left):  # boxes of one size at a time; there are few sizes, and sorting them would take longer
+            same = kinds[left] == kinds[left[0]]
+            chosen, left = left[same], left[~same]
+            level = levels[:, chosen[0]]
             boxes = [(a[chosen] >> n, z[chosen] >> n) for a, z, n in zip(first, last, level, strict=True)]
             low[chosen], high[chosen] = self._covered(tuple(int(n) for n in level), boxes)
         return low, high
@@ -82,12 +85,17 @@ class Extremes:
         if level not in self._copies:
             axis = int(np.argmax(level))
             low, high = self._copy(tuple(n - (a == axis) for a, n in enumerate(level)))
-            pairs = np.arange(0, low.shape[axis], 2)
-            self._copies[level] = (
-                np.minimum.reduceat(low, pairs, axis),
-                np.maximum.reduceat(high, pairs, axis),
-            )
+            self._copies[level] = (_halved(low, axis, np.minimum), _halved(high, axis, np.maximum))
         return self._copies[level]
+
+
+def _halved(table: Array, axis: int, least: np.ufunc) -> Array:
+    """The least or greatest of each pair of neighbours along an axis; a last one without neighbour stays."""
+    even, odd = (table[(slice(None),) * axis + (slice(n, None, 2),)] for n in (0, 1))
+    result = even.copy()
+    paired = result[(slice(None),) * axis + (slice(odd.shape[axis]),)]
+    least(paired, odd, out=paired)
+    return result
 
 
 class Bounds:

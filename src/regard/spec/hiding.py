@@ -55,5 +55,9 @@ def _is_infinite(node: Term, tensors: Sequence[Tensor]) -> bool:
     if node.op == "constant":
         return isinstance(node.value, float) and math.isinf(node.value)
     if node.op == "lookup" and node.kind == "float":
-        return bool(torch.isinf(tensors[slot_of(node)].detach()).any())
+        captured = tensors[slot_of(node)].detach()
+        if not captured.numel():
+            return False
+        least, most = captured.aminmax()  # much faster than looking for each; a NaN makes both NaN
+        return bool(torch.isinf(captured).any()) if least.isnan() else bool(least.isinf() | most.isinf())
     return False

@@ -276,6 +276,12 @@ class _Compiler:
             divisor = args[1]
             if term.kind == "float" or divisor.op != "constant" or divisor.value == 0:
                 raise Untold(f"it divides without remainder by constant whole numbers only, not by {divisor.op}")
+        if op == "pow" and args[1].op == "constant" and args[1].value == 2:
+            x = self._as(term.kind, args[0], precise, known)
+            return self._emit(f"{term.kind[0]}_mul", x, x)
+        if op == "div" and precise and args[1].op == "constant" and args[1].value:  # the reciprocal is right to a rounding
+            args = (args[0], constant(1.0 / args[1].value))  # type: ignore[operator]  # constants hold numbers
+            op = "mul"
         name = _NAMES.get(op, op)
         if term.kind == "float":
             if not precise and "s" not in term.depends and name not in _EXACT:
