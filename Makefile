@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
+CORE   := $(VENV)/.core
 LOG    := $(VENV)/setup.log
 DIST   := dist
 TORCH  := $(shell sed -n '/^torch==/p' constraints.txt)
@@ -30,7 +31,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
 	  printf '  make %-12s %s\n' "$$name" "$$what"; done
 
-setup: $(STAMP)  ## create .venv with the pinned dependencies (does nothing when it is up to date)
+setup: $(STAMP) $(CORE)  ## create .venv with the pinned dependencies (does nothing when it is up to date)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -41,8 +42,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP_INSTALL) '$(TORCH)' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
 	@echo "setup: installing regard and its development tools"
 	@$(PIP_INSTALL) -e '.[dev]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
-	@touch $@
+	@touch $@ $(CORE)
 	@echo "setup: done, the log is $(LOG)"
+
+# The compiled core, again when its sources change; without a compiler this leaves it out.
+$(CORE): $(STAMP) setup.py $(wildcard native/*.cpp native/*.h)
+	@echo "setup: building the compiled core (half a minute)"
+	@$(PIP_INSTALL) --no-deps -e . >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
+	@touch $@
 
 first-look: setup  ## the library at work in a terminal: under ten seconds
 	@$(PY) examples/first_look.py

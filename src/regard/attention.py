@@ -112,7 +112,7 @@ def explain(
 ) -> Plan:
     """What would run, why, and what it costs; nothing is computed. q, k, v may be shapes alone.
 
-    >>> print(explain((8, 4096, 64), (8, 4096, 64), (8, 4096, 64)).engine)
+    >>> print(explain((8, 4096, 64), (8, 4096, 64), (8, 4096, 64), engine="tiled").engine)
     tiled
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)

@@ -79,7 +79,10 @@ def main(engine: str, names: str, length: str) -> None:
     n = int(length)
     found = {}
     for name in names.split(","):
-        question(name, 256)(engine)  # threads, kernels and buffers of fixed size come alive here
+        try:
+            question(name, 256)(engine)  # threads, kernels and buffers of fixed size come alive here
+        except regard.errors.EngineError:
+            continue  # this engine declines
         ask = question(name, n)
         forget_peak()
         before = resident_peak()

@@ -20,6 +20,7 @@ class Stub:
     name: str
     reasons: tuple[str, ...] = ()
     linear_memory: bool = True
+    variant: str = ""
 
     def objections(self, spec: Spec) -> tuple[str, ...]:
         return self.reasons

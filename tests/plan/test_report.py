@@ -126,7 +126,7 @@ def test_a_plan_prints_its_blocks() -> None:
 def test_a_plan_prints_its_cost() -> None:
     of = spec(mask=mask.causal())
     cost = estimated(of)
-    text = report(of, "some", TILES, {}, cost, None)
+    text = report(of, "some", "", TILES, {}, cost, None)
     assert "; 62.5% of the pairs visited" in text
     assert f"{cost.flops / 1e6:.3g} MFLOP" in text
     assert f"backward {cost.flops * 2.5 / 1e6:.3g} MFLOP" in text
@@ -143,6 +143,7 @@ def test_numbers_are_printed_with_the_unit_that_fits(n: int, flops: str) -> None
 
 class _Engine:
     name = "some"
+    variant = ""
     linear_memory = True
 
     def objections(self, spec: Spec) -> tuple[str, ...]:

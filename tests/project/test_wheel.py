@@ -24,12 +24,24 @@ sys.stdout.write(regard.__file__ + "\\n" + importlib.metadata.version("regard"))
 """
 
 
+WITHOUT = """
+import regard, torch
+x = torch.randn(1, 2, 20, 8)
+plan = regard.attend(x, x, x, mask=regard.mask.causal()).plan
+print(regard.__file__, plan.engine, *plan.objections["native"], sep=chr(10))
+"""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     # The environment that runs this test builds; -o keeps make from preparing another one under it.
-    make = ["make", "-o", ".venv/.installed", "wheel", f"PY={sys.executable}", f"DIST={folder}"]
-    _run(*make, cwd=ROOT)
+    return _built(folder)
+
+
+def _built(folder: Path, **surroundings: str) -> Path:
+    prepared = ("-o", ".venv/.installed", "-o", ".venv/.core")
+    _run("make", *prepared, "wheel", f"PY={sys.executable}", f"DIST={folder}", cwd=ROOT, **surroundings)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -91,6 +103,20 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert metadata["Summary"] == _metadata_of_source("description")
 
 
+def test_without_a_compiler_everything_else_is_built_and_works(tmp_path: Path) -> None:
+    built = _built(tmp_path / "dist", CC="no-such-compiler", CXX="no-such-compiler")
+    zipfile.ZipFile(built).extractall(tmp_path / "plain")
+
+    # The folder itself is where Python looks first.
+    said = _run(sys.executable, "-c", WITHOUT, cwd=tmp_path / "plain")
+
+    assert not list((tmp_path / "plain" / "regard").glob("_core*.so"))
+    place, engine, objection = said.splitlines()
+    assert Path(place).resolve().is_relative_to(tmp_path.resolve())
+    assert engine == "tiled"
+    assert objection == "the compiled core is missing: regard was installed without a C++ compiler"
+
+
 def test_the_wheel_needs_only_torch_and_numpy(wheel: Path) -> None:
     needs = _metadata_of_wheel(wheel).get_all("Requires-Dist") or []
     always = sorted(Requirement(need).name for need in needs if "extra ==" not in need)
@@ -107,9 +133,9 @@ def _metadata_of_source(field: str) -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"][field])
 
 
-def _run(*command: str, cwd: Path | None = None) -> str:
+def _run(*command: str, cwd: Path | None = None, **surroundings: str) -> str:
     # A path given to this process must not lead the new one back to the source.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MAKE", "MFLAGS"))}
-    done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd, env=clean | surroundings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout

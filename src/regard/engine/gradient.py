@@ -39,6 +39,7 @@ class Engine(Protocol):
     """Who computes. `objections` says in sentences what it cannot do; an empty tuple means it can."""
 
     name: str
+    variant: str  # which build of it, if there are several
     linear_memory: bool
     exact: torch.dtype | None  # what it wants q, k and v converted to before anything is computed
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from regard.engine.gradient import Engine, Saved
 from regard.plan.blocks import Tiles, blocks
-from regard.spec.bounds import Array, Bounds, Regions
+from regard.spec.bounds import Bounds, Regions
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.finite import all_finite
 from regard.spec.formula import Start
 from regard.spec.hiding import visible
 from regard.spec.normaliser import Softmax
 from regard.spec.program import OPS, PLACES, Beforehand, Operand, Program, Table, TableOffset, Untold, program
-from regard.spec.regions import Cover, Lengths
+from regard.spec.regions import Cover, Lengths, cover
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import TRUE, Term, slot_of, walk
 
@@ -60,6 +60,7 @@ class Native:
     def __init__(self, otherwise: Engine, build: Build | None = None) -> None:
         self.otherwise = otherwise
         self.build = build or next(iter(builds()), None)
+        self.variant = self.build.name if self.build else ""
 
     def objections(self, spec: Spec) -> tuple[str, ...]:
         found = []
@@ -188,8 +189,6 @@ def _prepared(condition: Term, spec: Spec, inputs: Inputs, tiles: Tiles, build: 
 def _prepared_without_data(
     condition: Term, rule: Term | None, lengths: Lengths, start: int, tiles: Tiles, build: Build
 ) -> _Prepared:
-    from regard.spec.regions import cover
-
     found = cover(condition, (), lengths, start, (tiles.queries, tiles.keys))
     return _prepare(condition, rule, (), lengths, start, found, build)
 
@@ -226,9 +225,7 @@ def _runs(found: Cover, lengths: Lengths) -> tuple[tuple[int, ...], object]:
 class _Arrays:
     """What a program needs beforehand, computed and packed."""
 
-    def __init__(
-        self, told: Program, tensors: Sequence[Tensor], lengths: Lengths, start: Start, build: Build
-    ) -> None:
+    def __init__(self, told: Program, tensors: Sequence[Tensor], lengths: Lengths, start: Start, build: Build) -> None:
         self.told, self.tensors, self.lengths, self.start, self.build = told, tensors, lengths, start, build
         self._check()
         self.tables = [self._table(t) for t in told.tables]
@@ -284,7 +281,9 @@ class _Arrays:
         n_q, n_k = self.lengths[2:]
         starts = (0, 0)
         if table.along == "p":
-            starts = (self.start,) * 2 if isinstance(self.start, int) else (int(self.start.min()), int(self.start.max()))
+            starts = (
+                (self.start,) * 2 if isinstance(self.start, int) else (int(self.start.min()), int(self.start.max()))
+            )
         return starts[0] - (n_k - 1), starts[1] + n_q - 1
 
     def _table(self, table: Table) -> Tensor:
@@ -303,8 +302,10 @@ class _Arrays:
     def _offsets(self, wanted: TableOffset) -> Tensor:
         table = self.told.tables[wanted.table]
         assert table.made is not None
-        least, most = self._differences(table)
-        positions = self._positions(table.made.term.depends | wanted.term.depends, range(self.lengths[2]), range(1), self.start)
+        least = self._differences(table)[0]
+        positions = self._positions(
+            table.made.term.depends | wanted.term.depends, range(self.lengths[2]), range(1), self.start
+        )
         places = self._values(wanted, positions).flatten(2) - least
         batch, heads, width = self.tables[wanted.table].shape
         b, h = torch.arange(positions.shape[0]) % batch, torch.arange(positions.shape[1]) % heads
@@ -315,13 +316,12 @@ class _Arrays:
         """The address of the program, and what must live as long as it is used."""
         told = self.told
         code = np.array(
-            [
-                [OPS.index(x.op), x.into, x.table, 0, *_word(x.a), *_word(x.b), *_word(x.c)]
-                for x in told.instructions
-            ],
+            [[OPS.index(x.op), x.into, x.table, 0, *_word(x.a), *_word(x.b), *_word(x.c)] for x in told.instructions],
             dtype=np.int32,
         ).reshape(-1, 10)
-        lanes, keys = (np.array([_fields(x) for x in xs], dtype=np.int64).reshape(-1, 3) for xs in (self.lanes, self.keys))
+        lanes, keys = (
+            np.array([_fields(x) for x in xs], dtype=np.int64).reshape(-1, 3) for xs in (self.lanes, self.keys)
+        )
         tables = np.array([x.data_ptr() for x in self.tables], dtype=np.int64)
         counts = (told.rule, told.length, told.length, len(told.instructions), told.registers)
         pointers = (lanes.ctypes.data, keys.ctypes.data, tables.ctypes.data)
@@ -334,7 +334,7 @@ def _word(x: Operand) -> tuple[int, int]:
 
 
 def _fields(x: Tensor) -> tuple[int, int, int]:
-    """Where numbers for batch elements, heads and places begin, and their strides: 0 where they are the same for all."""
+    """Where numbers begin, and their strides by batch element and head: 0 where they are the same for all."""
     return x.data_ptr(), x.stride(0) if x.shape[0] > 1 else 0, x.stride(1) if x.shape[1] > 1 else 0
 
 

@@ -17,6 +17,7 @@ class Reference:
     """softmax(score) v with every score in memory, in float64."""
 
     name = "reference"
+    variant = ""
     linear_memory = False
     exact: torch.dtype | None = torch.float64
 

@@ -27,6 +27,7 @@ class Tiled:
     """Everything that can be asked, in linear memory, on any device torch knows."""
 
     name = "tiled"
+    variant = ""
     linear_memory = True
     exact: torch.dtype | None = None
 

@@ -15,6 +15,7 @@ class Candidate(Protocol):
     """What planning needs to know of an engine."""
 
     name: str
+    variant: str
     linear_memory: bool
 
     def objections(self, spec: Spec) -> tuple[str, ...]: ...
@@ -35,6 +36,7 @@ class Plan:
     tiles: Tiles
     linear_memory: bool
     objections: Mapping[str, tuple[str, ...]] = field(hash=False)
+    variant: str = ""  # which build of the engine
     found: Cover | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -52,7 +54,7 @@ class Plan:
         return replace(self, found=found)
 
     def __str__(self) -> str:
-        return report(self.spec, self.engine, self.tiles, self.objections, self.cost, self.cover)
+        return report(self.spec, self.engine, self.variant, self.tiles, self.objections, self.cost, self.cover)
 
 
 def choose(
@@ -78,7 +80,7 @@ def choose(
             raise EngineError(_sentence("some engine must be able to answer this, and all object", objections))
         chosen = willing[0]
         objections.update({e.name: ("it runs only when asked for by name", *objections[e.name]) for e in by_name})
-    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory, objections)
+    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory, objections, chosen.variant)
 
 
 def _sentence(what: str, objections: Mapping[str, tuple[str, ...]]) -> str:

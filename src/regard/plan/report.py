@@ -64,6 +64,7 @@ def _visited(spec: Spec, cover: Cover) -> int:
 def report(
     spec: Spec,
     engine: str,
+    variant: str,
     tiles: Tiles,
     objections: Mapping[str, tuple[str, ...]],
     cost: Estimate,
@@ -79,7 +80,7 @@ def report(
     lines = [
         f"formula  {spec.formula}",
         f"shape    {heads}, {sizes}, {kind}",
-        f"engine   {engine}, tiles of {tiles.queries} x {tiles.keys}",
+        f"engine   {engine}{f' for {variant}' if variant else ''}, tiles of {tiles.queries} x {tiles.keys}",
     ]
     for name, reasons in objections.items():
         if name != engine:

@@ -1,7 +1,7 @@
 """Reading a term: as a short program for the vector machine of the native engine.
 
-The machine works on tiles of pairs. What depends on the query alone or on the key alone is computed beforehand, once for
-each of them, and so is what depends on the difference of their positions alone, if it takes more than a few steps.
+The machine works on tiles of pairs. What depends on the query alone or on the key alone is computed beforehand, once
+for each of them, and so is what depends on the difference of their positions alone, if it takes more than a few steps.
 Only the rest is left for the tile.
 """
 
@@ -88,7 +88,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions 0 to `rule` change the scores, from there to `length` they hide, from there on they make the slope."""
+    """Instructions: first `rule` of them that change the scores, up to `length` those that hide, then the slope."""
 
     instructions: tuple[Instruction, ...]
     rule: int
@@ -179,7 +179,8 @@ class _Compiler:
         if op not in OPS:
             raise Untold(f"it has no instruction for {op[2:]} of a query and a key together")
         into = self._register()
-        self.code.append(Instruction(op, into, *operands, table=table))
+        a, b, c = (*operands, NOTHING, NOTHING)[:3]
+        self.code.append(Instruction(op, into, a, b, c, table))
         return Operand("register", into)
 
     def _operand(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
@@ -279,7 +280,9 @@ class _Compiler:
         if op == "pow" and args[1].op == "constant" and args[1].value == 2:
             x = self._as(term.kind, args[0], precise, known)
             return self._emit(f"{term.kind[0]}_mul", x, x)
-        if op == "div" and precise and args[1].op == "constant" and args[1].value:  # the reciprocal is right to a rounding
+        if (
+            op == "div" and precise and args[1].op == "constant" and args[1].value
+        ):  # the reciprocal is right to a rounding
             args = (args[0], constant(1.0 / args[1].value))  # type: ignore[operator]  # constants hold numbers
             op = "mul"
         name = _NAMES.get(op, op)
