@@ -17,84 +17,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+from questions import CASES, FUNCTIONS, QUICK, Case
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from torch import Tensor
 
 import regard
-from regard import mask, score
 
 RESULTS = Path(__file__).parent / "results"
-
-
-@dataclass(frozen=True)
-class Case:
-    """One question asked of both. `peer` and `ours` name functions below; `shape` is (batch, heads, n, width)."""
-
-    name: str
-    shape: tuple[int, int, int, int]
-    peer: str
-    ours: str
-
-
-def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-def sdpa_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def sdpa_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    seen = (mask.causal() & mask.window(256)).dense(q.shape[-2])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-
-
-def eager_softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    s = q @ k.mT / q.shape[-1] ** 0.5
-    return (50.0 * torch.tanh(s / 50.0)).softmax(-1) @ v
-
-
-def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return regard.attention(q, k, v)
-
-
-def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return regard.attention(q, k, v, mask=mask.causal())
-
-
-def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return regard.attention(q, k, v, mask=mask.causal() & mask.window(256))
-
-
-def softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return regard.attention(q, k, v, score=score.softcap(50.0))
-
-
-FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    f.__name__: f for f in (sdpa, sdpa_causal, sdpa_window, eager_softcap, full, causal, window, softcap)
-}
-
-CASES = [
-    *(Case(f"full, n {n}", (1, 1, n, 64), "sdpa", "full") for n in (4096, 8192, 16384)),
-    *(Case(f"causal, n {n}", (1, 1, n, 64), "sdpa_causal", "causal") for n in (4096, 8192, 16384)),
-    Case("full, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa", "full"),
-    Case("causal, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa_causal", "causal"),
-    Case("causal window 256, n 8192", (1, 1, 8192, 64), "sdpa_window", "window"),
-    Case("softcap 50, n 4096", (1, 1, 4096, 64), "eager_softcap", "softcap"),
-]
-QUICK = [
-    Case("full, n 2048", (1, 1, 2048, 64), "sdpa", "full"),
-    Case("causal, n 2048", (1, 1, 2048, 64), "sdpa_causal", "causal"),
-    Case("causal window 256, n 2048", (1, 1, 2048, 64), "sdpa_window", "window"),
-    Case("softcap 50, n 1024", (1, 1, 1024, 64), "eager_softcap", "softcap"),
-]
 
 
 @dataclass(frozen=True)
@@ -125,6 +59,12 @@ class Row:
     peer_memory: int
     our_memory: int
 
+    @property
+    def both(self) -> Timing:
+        """Forward and backward together."""
+        parts = zip(astuple(self.forward), astuple(self.backward), strict=True)
+        return Timing(*(one + other for one, other in parts))
+
 
 def take_turns(peer: Callable[[], object], ours: Callable[[], object], rounds: int) -> tuple[Timing, float]:
     """Both in turn, and how much a fixed product varied beside them: its median over its best."""
@@ -144,7 +84,8 @@ def take_turns(peer: Callable[[], object], ours: Callable[[], object], rounds: i
 def measure(case: Case, threads: int, rounds: int) -> Row:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(case.shape, requires_grad=True) for _ in range(3))
+    shapes = (case.shape, case.key_shape, case.key_shape)
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
     gradient = torch.randn(case.shape)
     peer, ours = FUNCTIONS[case.peer], FUNCTIONS[case.ours]
     with torch.no_grad():
@@ -161,7 +102,7 @@ def measure(case: Case, threads: int, rounds: int) -> Row:
 
 def extra_memory(case: Case, function: str) -> int:
     """Bytes beyond inputs and outputs at the peak of one forward and backward, in a process of its own."""
-    command = [sys.executable, __file__, "--peak", function, *map(str, case.shape)]
+    command = [sys.executable, __file__, "--peak", function, *map(str, case.shape), str(case.key_shape[1])]
     return int(subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout)
 
 
@@ -169,14 +110,15 @@ def peak(function: str, shape: list[int]) -> int:
     torch.set_num_threads(1)
     work = FUNCTIONS[function]
 
-    def run(n: int) -> None:
-        q, k, v = (torch.randn(shape[0], shape[1], n, shape[3], requires_grad=True) for _ in range(3))
-        work(q, k, v).sum().backward()
-
-    run(64)  # loads what is loaded lazily
+    batch, heads, n, width, key_heads = shape
+    q, k, v = (torch.randn(batch, h, n, width, requires_grad=True) for h in (heads, key_heads, key_heads))
+    work(q, k, v).sum().backward()  # loads what is loaded lazily and makes the peer's mask
+    for x in (q, k, v):
+        x.grad = None
+    high_water()
     before = high_water()
-    run(shape[2])
-    tensors = 8 * 4 * shape[0] * shape[1] * shape[2] * shape[3]  # q, k, v, their gradients, the output and its gradient
+    work(q, k, v).sum().backward()
+    tensors = 4 * batch * n * width * (3 * heads + 2 * key_heads)  # the output, its gradient and those of q, k, v
     return max(0, high_water() - before - tensors)
 
 
@@ -190,12 +132,12 @@ def high_water() -> int:
 
 def table(rows: list[Row]) -> Table:
     result = Table(title="peer's time / regard's: best (median); memory beyond tensors, forward + backward")
-    for column in ("case", "peer", "threads", "forward", "backward", "peer memory", "our memory", "load"):
+    for column in ("case", "peer", "threads", "forward", "forward + backward", "peer memory", "our memory", "load"):
         result.add_column(column, justify="left" if column in ("case", "peer") else "right")
     for row in rows:
         result.add_row(
             *(row.case.name, row.case.peer, str(row.threads)),
-            *(f"{t.ratio:.2f} ({t.ratio_median:.2f})" for t in (row.forward, row.backward)),
+            *(f"{t.ratio:.2f} ({t.ratio_median:.2f})" for t in (row.forward, row.both)),
             *(f"{m / 2**20:.0f} MiB" for m in (row.peer_memory, row.our_memory)),
             f"{row.burst_spread:.2f}",
         )
@@ -215,6 +157,7 @@ def machine() -> dict[str, str | int]:
         "cores": os.cpu_count() or 0,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "regard": str(regard.explain((1, 8), (1, 8), (1, 8)).variant or "without compiled core"),
     }
 
 
@@ -223,7 +166,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--threads", type=int, nargs="*", default=None, help="default: 1 and all cores")
     parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--peak", nargs=5, metavar=("FUNCTION", "B", "H", "N", "D"), help=argparse.SUPPRESS)
+    parser.add_argument("--peak", nargs=6, metavar=("FUNCTION", "B", "H", "N", "D", "K"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:
         sys.stdout.write(str(peak(options.peak[0], [int(n) for n in options.peak[1:]])))
