@@ -7,7 +7,7 @@
 
 constexpr double LOG2_E_EXACT = 1.4426950408889634;
 constexpr float LOG2_E = float(LOG2_E_EXACT);
-constexpr int64_t KEYS = 192;   // a tile: K, V and the scores of a panel stay in the nearest caches
+constexpr int64_t KEYS = 128;   // a tile: K, V and the scores of a panel stay in the nearest caches
 constexpr int64_t TOGETHER = 8;  // panels that read a tile of keys one after another
 
 struct Panel {
@@ -58,21 +58,22 @@ template <int N, bool RULED>
 static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, Machine& machine) {
   const int64_t count = piece.to - piece.from;
   float* scores = piece.scores;
-  products<N>(panel.queries, problem.width, piece.k, problem.k_strides.row, count, scores);
-  if (RULED || piece.partial) {
+  Vec top[N], shrink[N], total[N];
+  REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(panel.top + j * LANES);
+  if (!RULED && !piece.partial) {
+    products<N, true>(panel.queries, problem.width, piece.k, problem.k_strides.row, count, scores, top);
+  } else {
+    products<N>(panel.queries, problem.width, piece.k, problem.k_strides.row, count, scores);
     const Program& program = machine.program;
     for (int64_t t = 0; t < count; t += ROWS)
       machine.run<N>(RULED ? 0 : program.rule, piece.partial ? program.length : program.rule, piece.from + t,
                      std::min<int64_t>(ROWS, count - t), scores + t * N * LANES);
+    for (int64_t t = 0; t < count; ++t)
+      REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
   }
   int32_t* seen = reinterpret_cast<int32_t*>(piece.tame) + KEYS * problem.value_width;
   if (piece.tame)
     for (int64_t i = 0; i < count * N * LANES; i += LANES) store(seen + i, IntVec(load(scores + i) != -INFINITY));
-  Vec top[N], shrink[N], total[N];
-  REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(panel.top + j * LANES);
-  for (int64_t t = 0; t < count; ++t)
-    REGARD_UNROLL for (int j = 0; j < N; ++j) 
-      top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);  // in this order a NaN is passed over
   REGARD_UNROLL for (int j = 0; j < N; ++j) {
     const Vec before = load(panel.top + j * LANES);
     store(panel.top + j * LANES, top[j]);
@@ -107,12 +108,15 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
 }
 
 static bool all_finite(const float* rows, int64_t row, int64_t count, int64_t width) {
+  Vec sum{};  // stays 0 as long as nothing is inf or NaN
+  float rest = 0.0f;
   for (int64_t t = 0; t < count; ++t) {
-    float sum = 0.0f;  // stays 0 as long as nothing is inf or NaN
-    for (int64_t c = 0; c < width; ++c) sum += rows[t * row + c] * 0.0f;
-    if (sum != 0.0f) return false;
+    int64_t c = 0;
+    for (; c + LANES <= width; c += LANES) sum = fma(load(rows + t * row + c), Vec{}, sum);
+    for (; c < width; ++c) rest += rows[t * row + c] * 0.0f;
   }
-  return true;
+  for (int lane = 0; lane < LANES; ++lane) rest += sum[lane];
+  return rest == 0.0f;
 }
 
 struct Forward {

@@ -81,16 +81,19 @@ static void scatter_lanes(const float* from, int64_t from_row, const float* fact
   }
 }
 
-// scores[t][lane] = k[t] . q[lane], for keys first to last - 1 and queries as columns of lanes
-template <int N>
+// scores[t][lane] = k[t] . q[lane] for `count` keys, with queries as columns of lanes; `top` grows to their maxima
+template <int N, bool TOPS = false>
 static void products(const float* queries, int64_t width, const float* keys, int64_t key_row, int64_t count,
-                     float* scores) {
+                     float* scores, Vec* top = nullptr) {
   in_blocks<rows_beside(N)>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
     constexpr int M = decltype(rows)::value;
     Vec block[M][N] = {};
     multiply<M, N>(block, keys + t * key_row, key_row, 1, queries, N * LANES, width);
     REGARD_UNROLL for (int i = 0; i < M; ++i)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) store(scores + ((t + i) * N + j) * LANES, block[i][j]);
+      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+        store(scores + ((t + i) * N + j) * LANES, block[i][j]);
+        if constexpr (TOPS) top[j] = larger(block[i][j], top[j]);  // in this order a NaN is passed over
+      }
   });
 }
 

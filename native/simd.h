@@ -57,14 +57,18 @@ REGARD_INLINE Vec smaller(Vec a, Vec b) { return choose(a < b, a, b); }
 #endif
 
 // 2^(n + f) for a whole number n from -127 on, which counts as -inf, and f from -1/2 to 1/2; relative error below 8e-8.
-REGARD_INLINE Vec power(Vec n, Vec f) {
+REGARD_INLINE Vec fraction(Vec f) {
   Vec p = all(1.53533620e-4f);
   p = fma(p, f, all(1.33988750e-3f));
   p = fma(p, f, all(9.61843692e-3f));
   p = fma(p, f, all(5.55033237e-2f));
   p = fma(p, f, all(2.40226477e-1f));
   p = fma(p, f, all(6.93147182e-1f));
-  p = fma(p, f, all(1.0f));
+  return fma(p, f, all(1.0f));
+}
+
+REGARD_INLINE Vec power(Vec n, Vec f) {
+  const Vec p = fraction(f);
 #if REGARD_LANES == 16
   return _mm512_mask_scalef_ps(Vec{}, _mm512_cmp_ps_mask(n, all(-127.0f), _CMP_NEQ_UQ), p, n);
 #else
@@ -84,8 +88,10 @@ REGARD_INLINE Vec rounded(Vec x) {
 // 2^x, exact at 0, 0 from -127 down, NaN at NaN.
 REGARD_INLINE Vec exp2(Vec x) {
   x = larger(all(-127.0f), x);  // in this order a NaN stays
-  const Vec n = rounded(x);
-  return power(n, x - n);
+  // adding 1.5 * 2^23 leaves no room for a fraction; 127 more puts the exponent's offset into the low bits
+  const Vec shifted = x + 12583039.0f;
+  const Vec f = x - (shifted - 12583039.0f);
+  return fraction(f) * floats(bits(shifted) << 23);
 }
 
 REGARD_INLINE Vec exp(Vec x) {
