@@ -173,29 +173,25 @@ struct Backward {
       bool sees = false;
       for (int64_t n = 0; n < count; ++n) {
         BackPanel& panel = set[n];
-        while (panel.run < panel.end && panel.run->first < until) {
-          const int64_t from = std::max<int64_t>(key, panel.run->first), to = std::min<int64_t>(until, panel.run->last);
-          if (from < to) {
-            if (!sees) {
-              std::fill(d_k, d_k + (until - key) * wide, 0.0f);
-              std::fill(d_v, d_v + (until - key) * value_wide, 0.0f);
-              sees = true;
-            }
-            const Piece piece{from, to, bool(panel.run->partial), k + from * p.k_strides.row,
-                              v + from * p.v_strides.row, weights, nullptr};
-            Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first, -1, false};
-            with_vectors(panel.count, [&](auto vectors) {
-              constexpr int N = decltype(vectors)::value;
-              ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw)
-                    : take_keys<N, false>(panel, piece, machine, d_scores, raw);
-            });
-            over_queries(weights, panel.lanes, to - from, panel.count, panel.gradient_rows, value_wide,
-                         d_v + (from - key) * value_wide);
-            over_queries(d_scores, panel.lanes, to - from, panel.count, panel.query_rows, wide,
-                         d_k + (from - key) * wide);
+        Piece piece{};
+        piece.scores = weights;
+        for (int64_t from = key; piece.next(panel.run, panel.end, from, until); from = piece.to) {
+          if (!sees) {
+            std::fill(d_k, d_k + (until - key) * wide, 0.0f);
+            std::fill(d_v, d_v + (until - key) * value_wide, 0.0f);
+            sees = true;
           }
-          if (panel.run->last > until) break;
-          ++panel.run;
+          piece.k = k + piece.from * p.k_strides.row, piece.v = v + piece.from * p.v_strides.row;
+          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first, -1, false};
+          with_vectors(panel.count, [&](auto vectors) {
+            constexpr int N = decltype(vectors)::value;
+            ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw)
+                  : take_keys<N, false>(panel, piece, machine, d_scores, raw);
+          });
+          over_queries(weights, panel.lanes, piece.to - piece.from, panel.count, panel.gradient_rows, value_wide,
+                       d_v + (piece.from - key) * value_wide);
+          over_queries(d_scores, panel.lanes, piece.to - piece.from, panel.count, panel.query_rows, wide,
+                       d_k + (piece.from - key) * wide);
         }
       }
       std::atomic<int64_t>& mine = turn[(b * p.key_heads + key_head) * tiles + tile];
@@ -226,10 +222,7 @@ struct Backward {
     products<N>(panel.gradients, p.value_width, piece.v, p.v_strides.row, count, d_scores);
     const bool sloped = RULED && program.slope < program.end;
     if (sloped) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
-    if (RULED || piece.partial)
-      for (int64_t t = 0; t < count; t += ROWS)
-        machine.run<N>(RULED ? 0 : program.rule, piece.partial ? program.length : program.rule, piece.from + t,
-                       std::min<int64_t>(ROWS, count - t), weights + t * N * LANES);
+    if (RULED || piece.partial()) apply_program<N>(piece, machine);
     Vec lse[N], level[N], one[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) {
       lse[j] = load(panel.lse + j * LANES);
@@ -249,7 +242,7 @@ struct Backward {
           d_weight = choose(stays, d_weight * panel.dropout.factor, Vec{});
         }
         Vec d_score = w * (d_weight - level[j]);
-        if (piece.partial || RULED) {  // where lse or d_weight is not finite, what is hidden has no zeros of its own
+        if (piece.partial() || RULED) {  // where lse or d_weight is not finite, what is hidden has no zeros of its own
           const IntVec hidden = IntVec(score == -INFINITY);
           kept = choose(hidden, Vec{}, kept);
           d_score = choose(hidden, Vec{}, d_score);

@@ -20,15 +20,47 @@ struct Panel {
   Dropout dropout;
 };
 
-// What a piece of keys is: where it lies, whether some of it is hidden, and, only if V may hold numbers that are not
-// finite there, a place for V's rows without them and for what is seen.
+// A piece of a tile: keys side by side that a panel sees, in `hide_from` to `hide_to` perhaps not all of them. Only if V
+// may hold numbers that are not finite there is a place for V's rows without them and for what is seen.
 struct Piece {
-  int64_t from, to;
-  bool partial;
+  int64_t from, to, hide_from, hide_to;
   const float *k, *v;
   float* scores;
   float* tame;
+
+  bool partial() const { return hide_from < hide_to; }
+
+  // The next piece of keys from `key` on and below `until`; runs that end in it are left behind.
+  bool next(const Run*& run, const Run* end, int64_t key, int64_t until) {
+    while (run < end && run->last <= key) ++run;
+    if (run == end || run->first >= until || key >= until) return false;
+    from = to = std::max<int64_t>(key, run->first);
+    hide_from = hide_to = 0;
+    for (; run < end && run->first <= to && to < until; ++run) {
+      const int64_t first = to;
+      to = std::min<int64_t>(until, run->last);
+      if (run->partial) {
+        if (!partial()) hide_from = first;
+        hide_to = to;
+      }
+      if (run->last > until) break;
+    }
+    return true;
+  }
 };
+
+// Changes the scores of a piece by the rule, and hides.
+template <int N>
+static void apply_program(const Piece& piece, Machine& machine) {
+  const Program& program = machine.program;
+  const auto run = [&](int64_t first, int64_t last, int64_t from, int64_t to) {
+    if (first == last) return;
+    for (int64_t key = from; key < to; key += ROWS)
+      machine.run<N>(first, last, key, std::min<int64_t>(ROWS, to - key), piece.scores + (key - piece.from) * N * LANES);
+  };
+  run(0, program.rule, piece.from, piece.to);
+  run(program.rule, program.length, piece.hide_from, piece.hide_to);
+}
 
 // 0 times inf is NaN: rows of V that are not finite are left out of the product and added where they are seen.
 template <int N>
@@ -60,14 +92,11 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
   float* scores = piece.scores;
   Vec top[N], shrink[N], total[N];
   REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(panel.top + j * LANES);
-  if (!RULED && !piece.partial) {
+  if (!RULED && !piece.partial()) {
     products<N, true>(panel.queries, problem.width, piece.k, problem.k_strides.row, count, scores, top);
   } else {
     products<N>(panel.queries, problem.width, piece.k, problem.k_strides.row, count, scores);
-    const Program& program = machine.program;
-    for (int64_t t = 0; t < count; t += ROWS)
-      machine.run<N>(RULED ? 0 : program.rule, piece.partial ? program.length : program.rule, piece.from + t,
-                     std::min<int64_t>(ROWS, count - t), scores + t * N * LANES);
+    apply_program<N>(piece, machine);
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
   }
@@ -176,22 +205,17 @@ struct Forward {
       int finite = -1;  // whether V is, in this tile; not known
       for (int64_t n = 0; n < last - first; ++n) {
         Panel& panel = set[n];
-        while (panel.run < panel.end && panel.run->first < until) {
-          const int64_t from = std::max<int64_t>(key, panel.run->first), to = std::min<int64_t>(until, panel.run->last);
-          if (from < to) {
-            const bool partial = panel.run->partial;
-            if (finite < 0) finite = all_finite(v + key * p.v_strides.row, p.v_strides.row, until - key, p.value_width);
-            const Piece piece{from,   to,    partial,
-                              k + from * p.k_strides.row, v + from * p.v_strides.row,
-                              scores, finite ? nullptr : tame};
-            Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first, -1, false};
-            with_vectors(panel.count, [&](auto vectors) {
-              constexpr int N = decltype(vectors)::value;
-              ruled ? take_keys<N, true>(panel, p, piece, machine) : take_keys<N, false>(panel, p, piece, machine);
-            });
-          }
-          if (panel.run->last > until) break;
-          ++panel.run;
+        Piece piece{};
+        piece.scores = scores;
+        for (int64_t from = key; piece.next(panel.run, panel.end, from, until); from = piece.to) {
+          if (finite < 0) finite = all_finite(v + key * p.v_strides.row, p.v_strides.row, until - key, p.value_width);
+          piece.k = k + piece.from * p.k_strides.row, piece.v = v + piece.from * p.v_strides.row;
+          piece.tame = finite ? nullptr : tame;
+          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first, -1, false};
+          with_vectors(panel.count, [&](auto vectors) {
+            constexpr int N = decltype(vectors)::value;
+            ruled ? take_keys<N, true>(panel, p, piece, machine) : take_keys<N, false>(panel, p, piece, machine);
+          });
         }
       }
     }
