@@ -1,6 +1,7 @@
 #include "parallel.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <chrono>
@@ -37,6 +38,14 @@ class Scratch {
 };
 
 thread_local Scratch scratch;
+
+// The runtime's threads do not survive a fork, and it would wait for them: a child works alone.
+std::atomic<bool> is_child{false};
+
+bool works_alone() {
+  static const int watching = pthread_atfork(nullptr, nullptr, [] { is_child = true; });
+  return watching != 0 || is_child || !find_team();
+}
 
 struct Job {
   int64_t count;
@@ -76,13 +85,13 @@ void team_member(void* data) { take_items(*static_cast<Job*>(data), is_caller); 
 
 }  // namespace
 
-bool has_threads() { return find_team() != nullptr; }
+bool has_threads() { return !works_alone(); }
 
 bool parallel(int64_t count, int64_t threads, size_t floats, void (*work)(void*, int64_t, float*), void* context,
               bool (*pause)()) {
   Job job{count, floats, work, context, pause};
   if (threads > count) threads = count;
-  if (threads <= 1 || !find_team()) {
+  if (works_alone() || threads <= 1) {
     take_items(job, true);
   } else {
     is_caller = true;

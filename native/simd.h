@@ -121,7 +121,8 @@ REGARD_INLINE Vec tanh(Vec x) {
   p = fma(p, z, all(1.333149076e-01f));
   p = fma(p, z, all(-3.333328366e-01f));
   const Vec near = fma(x * z, p, x);
-  const Vec far = fma(all(-2.0f), reciprocal(exp(size + size) + 1.0f), all(1.0f));
+  const Vec bounded = smaller(all(20.0f), size);  // beyond, tanh is 1; in this order a NaN stays
+  const Vec far = fma(all(-2.0f), reciprocal(exp(bounded + bounded) + 1.0f), all(1.0f));
   return choose(size < 0.625f, near, floats(bits(far) | (bits(x) & int32_t(0x80000000))));
 }
 

@@ -30,6 +30,8 @@ WIDTH = 8
 # Both sides compute in float64, in different orders: some hundred roundings of 1e-16 each.
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 # In float32 the same holds with roundings of 6e-8.
+# Scores times distances reach some hundreds, where float32 is 3e-5 wide; gradients are differences of such numbers.
+CLOSE_SINGLE_GRADIENT = {"rtol": 1e-3, "atol": 5e-5}
 CLOSE_SINGLE = {"rtol": 1e-4, "atol": 1e-5}
 
 EVERY_RULE = [*(("mask", name) for name in MASKS), *(("score", name) for name in SCORES)]
@@ -120,7 +122,8 @@ def test_gradients_of_a_flex_rule_agree_with_the_reference(kind: str, name: str)
     expected = gradients("reference")
     for engine in (name for name in regard.engines() if name != "reference"):
         for got, want in zip(gradients(engine), expected, strict=True):
-            torch.testing.assert_close(got, want, **finest(engine)[1])
+            close = CLOSE_SINGLE_GRADIENT if engine == "native" else CLOSE
+            torch.testing.assert_close(got, want, **close)
 
 
 @pytest.mark.parametrize(

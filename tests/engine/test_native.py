@@ -210,6 +210,23 @@ def test_it_works_in_the_workers_of_a_data_loader():
     assert len(loaded) == 8 and torch.equal(loaded[3], here)
 
 
+def test_it_works_in_a_child_of_a_process_whose_threads_are_awake():
+    program = """
+import os, torch, regard
+torch.set_num_threads(2)
+x = torch.randn(2, 8, 300, 64)
+here = regard.attention(x, x, x, engine="native")
+child = os.fork()
+if child == 0:  # torch's own operations may hang here, so the bytes are compared without them
+    same = regard.attention(x, x, x, engine="native").numpy().tobytes() == here.numpy().tobytes()
+    os._exit(0 if same else 3)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False)
+
+    assert done.returncode == 0
+
+
 def test_ctrl_c_ends_a_long_call():
     program = (
         "import torch, regard; x = torch.randn(1, 8, 30000, 64); print('go', flush=True); regard.attention(x, x, x)"

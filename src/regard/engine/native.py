@@ -153,7 +153,7 @@ class _Packed:
         for x in self.tensors:
             words += [x.data_ptr(), *x.stride()[:3]]
         words += [*(found.runs if found else (1, 1, 0, 0, 0)), found.program if found else 0]
-        words += [self.seed, round(spec.dropout * 2**32), 1.0 / (1.0 - spec.dropout)]
+        words += [self.seed, min(round(spec.dropout * 2**32), 2**32 - 1), 1.0 / (1.0 - spec.dropout)]
         answer = [x.contiguous() for x in answer]
         words += [x.data_ptr() for x in answer]
         if d_output is None or level is None:
