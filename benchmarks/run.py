@@ -161,6 +161,12 @@ def machine() -> dict[str, str | int]:
     }
 
 
+def write(rows: list[Row], rounds: int) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    data = {"machine": machine(), "rounds": rounds, "rows": [asdict(row) for row in rows]}
+    (RESULTS / "attention.json").write_text(json.dumps(data, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
@@ -182,12 +188,11 @@ def main() -> None:
             for case in cases:
                 progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
                 rows.append(measure(case, count, rounds))
+                if not options.quick:  # after each one, so that a run that is cut off is not lost
+                    write(rows, rounds)
                 progress.advance(task)
     console.print(table(rows))
     if not options.quick:
-        RESULTS.mkdir(exist_ok=True)
-        data = {"machine": machine(), "rows": [asdict(row) for row in rows]}
-        (RESULTS / "attention.json").write_text(json.dumps(data, indent=1) + "\n")
         console.print("written to benchmarks/results/attention.json")
 
 
