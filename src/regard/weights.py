@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.engine.dense import Block, block, positions_of
 from regard.errors import BudgetError, SpecError
 from regard.measure import Measure, Measured, WeightTile
-from regard.plan.blocks import blocks, strips
+from regard.plan.blocks import Tiles, blocks, strips
 from regard.plan.choose import Plan
 from regard.spec.array import as_tensor
 from regard.spec.evaluate import Index
@@ -140,8 +140,14 @@ class Weights:
 
     def _tiles(self) -> Iterator[WeightTile]:
         spec, inputs, sizes = self._plan.spec, self._inputs, self._plan.tiles
+        cover = self._cover
+        if (
+            self._plan.engine == "native"
+        ):  # its tiles are for registers, and these weights are made by torch's operations
+            sizes = Tiles(256, 256, 2**18)
+            cover = blocks(spec, inputs.tensors, inputs.start, sizes)
         finite = all_finite(inputs.q, inputs.k)
-        for strip in strips(spec, self._cover, sizes):
+        for strip in strips(spec, cover, sizes):
             b, g = (
                 _slice(strip.b),
                 _slice(range(strip.h.start // spec.group, (strip.h.stop - 1) // spec.group + 1)),
