@@ -7,7 +7,7 @@
 
 constexpr double LOG2_E_EXACT = 1.4426950408889634;
 constexpr float LOG2_E = float(LOG2_E_EXACT);
-constexpr int64_t KEYS = 128;   // a tile: K, V and the scores of a panel stay in the nearest caches
+constexpr int64_t KEYS = 128;    // a tile: K, V and the scores of a panel stay in the nearest caches
 constexpr int64_t TOGETHER = 8;  // panels that read a tile of keys one after another
 
 struct Panel {
