@@ -17,7 +17,8 @@ from regard.result import Attended
 from regard.spec.spec import Inputs, Question, read
 from regard.weights import Weights
 
-IN_ORDER: tuple[Engine, ...] = (Native(otherwise=Tiled()), Tiled())
+TILED = Tiled()
+IN_ORDER: tuple[Engine, ...] = (Native(otherwise=TILED), TILED)
 BY_NAME: tuple[Engine, ...] = (Reference(),)
 
 
@@ -91,7 +92,7 @@ def attend(
     output, statistic, inputs = answer(question, plan)
     exact = torch.float64 if plan.spec.dtype == torch.float64 else torch.float32
     shaped = None if statistic is None else question.shaped(statistic.to(exact))
-    weights = Weights(question, plan, inputs, statistic)
+    weights = Weights(question, plan, inputs, statistic, TILED.tiles(plan.spec))
     return Attended(question.shaped(output), weights, question.seed, shaped)
 
 

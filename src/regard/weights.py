@@ -31,8 +31,9 @@ class Weights:
     differentiable. `measure` reduces all of it in one pass over tiles; `dense` makes it, if it is small.
     """
 
-    def __init__(self, question: Question, plan: Plan, inputs: Inputs, statistic: Tensor | None) -> None:
+    def __init__(self, question: Question, plan: Plan, inputs: Inputs, statistic: Tensor | None, tiles: Tiles) -> None:
         self._question, self._plan, self._inputs, self._statistic = question, plan, inputs, statistic
+        self._sizes = tiles  # for measuring, by torch's operations whichever engine answered
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -139,13 +140,8 @@ class Weights:
         return weights * share
 
     def _tiles(self) -> Iterator[WeightTile]:
-        spec, inputs, sizes = self._plan.spec, self._inputs, self._plan.tiles
-        cover = self._cover
-        if (
-            self._plan.engine == "native"
-        ):  # its tiles are for registers, and these weights are made by torch's operations
-            sizes = Tiles(256, 256, 2**18)
-            cover = blocks(spec, inputs.tensors, inputs.start, sizes)
+        spec, inputs, sizes = self._plan.spec, self._inputs, self._sizes
+        cover = blocks(spec, inputs.tensors, inputs.start, sizes)
         finite = all_finite(inputs.q, inputs.k)
         for strip in strips(spec, cover, sizes):
             b, g = (
