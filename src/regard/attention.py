@@ -18,13 +18,12 @@ from regard.spec.spec import Inputs, Question, read
 from regard.weights import Weights
 
 TILED = Tiled()
-IN_ORDER: tuple[Engine, ...] = (Native(otherwise=TILED), TILED)
-BY_NAME: tuple[Engine, ...] = (Reference(),)
+IN_ORDER: tuple[Engine, ...] = (Native(otherwise=TILED), TILED, Reference())
 
 
 def engines() -> tuple[str, ...]:
     """The names of the engines, in the order in which they are tried; `reference` runs only when asked for."""
-    return tuple(e.name for e in (*IN_ORDER, *BY_NAME))
+    return tuple(e.name for e in IN_ORDER)
 
 
 @runs_eagerly
@@ -60,7 +59,7 @@ def attention(
             [0.3302]])
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    plan = choose(question.spec, IN_ORDER, engine)
     output, _, _ = answer(question, plan)
     return question.shaped(output)
 
@@ -88,7 +87,7 @@ def attend(
     [0.6697615385055542, 0.3302384614944458]
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    plan = choose(question.spec, IN_ORDER, engine)
     output, statistic, inputs = answer(question, plan)
     exact = torch.float64 if plan.spec.dtype == torch.float64 else torch.float32
     shaped = None if statistic is None else question.shaped(statistic.to(exact))
@@ -117,7 +116,7 @@ def explain(
     tiled
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    plan = choose(question.spec, IN_ORDER, engine)
     return plan.covering(blocks(question.spec, question.captured(), question.start, plan.tiles))
 
 
@@ -129,7 +128,7 @@ def answer(
     `n_k` is the number of keys a weighing counts, where it differs by query; `places` where queries and keys stand, if
     not where they lie.
     """
-    engine = next(e for e in (*IN_ORDER, *BY_NAME) if e.name == plan.engine)
+    engine = next(e for e in IN_ORDER if e.name == plan.engine)
     with torch.autocast(question.q.device.type, enabled=False):
         inputs = question.inputs(engine.exact)
         output, statistic = run(engine, plan.spec, plan.tiles, inputs)

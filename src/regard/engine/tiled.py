@@ -28,8 +28,10 @@ class Tiled:
 
     name = "tiled"
     variant = ""
-    linear_memory = True
     exact: torch.dtype | None = None
+
+    def linear_memory(self, spec: Spec) -> bool:
+        return True
 
     def objections(self, spec: Spec) -> tuple[str, ...]:
         return ()

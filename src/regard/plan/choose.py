@@ -10,13 +10,16 @@ from regard.plan.report import Estimate, estimate, report
 from regard.spec.regions import Cover
 from regard.spec.spec import Spec
 
+ONLY_BY_NAME = "it keeps every pair in memory, so it runs only when asked for by name"
+
 
 class Candidate(Protocol):
     """What planning needs to know of an engine."""
 
     name: str
     variant: str
-    linear_memory: bool
+
+    def linear_memory(self, spec: Spec) -> bool: ...
 
     def objections(self, spec: Spec) -> tuple[str, ...]: ...
 
@@ -57,14 +60,12 @@ class Plan:
         return report(self.spec, self.engine, self.variant, self.tiles, self.objections, self.cost, self.cover)
 
 
-def choose(
-    spec: Spec, engines: Sequence[Candidate], by_name: Sequence[Candidate] = (), name: str | None = None
-) -> Plan:
+def choose(spec: Spec, engines: Sequence[Candidate], name: str | None = None) -> Plan:
     """The first of `engines` without an objection wins. One asked for by `name` never falls back.
 
-    Engines in `by_name` run only when asked for.
+    An engine that would keep every pair in memory runs only when asked for.
     """
-    known = {e.name: e for e in (*engines, *by_name)}
+    known = {e.name: e for e in engines}
     if name is not None and name not in known:
         raise EngineError(f"engine must be one of {', '.join(known)}; got {name!r}.")
     objections = {e.name: e.objections(spec) for e in known.values()}
@@ -75,12 +76,14 @@ def choose(
             )
         chosen = known[name]
     else:
+        for e in engines:
+            if not e.linear_memory(spec):
+                objections[e.name] = (ONLY_BY_NAME, *objections[e.name])
         willing = [e for e in engines if not objections[e.name]]
         if not willing:
             raise EngineError(_sentence("some engine must be able to answer this, and all object", objections))
         chosen = willing[0]
-        objections.update({e.name: ("it runs only when asked for by name", *objections[e.name]) for e in by_name})
-    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory, objections, chosen.variant)
+    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory(spec), objections, chosen.variant)
 
 
 def _sentence(what: str, objections: Mapping[str, tuple[str, ...]]) -> str:
