@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.eager import runs_eagerly
+from regard.engine.fused import Fused
 from regard.engine.gradient import Engine, run
 from regard.engine.native import Native
 from regard.engine.reference import Reference
@@ -18,11 +19,14 @@ from regard.spec.spec import Inputs, Question, read
 from regard.weights import Weights
 
 TILED = Tiled()
-IN_ORDER: tuple[Engine, ...] = (Native(otherwise=TILED), TILED, Reference())
+IN_ORDER: tuple[Engine, ...] = (Native(otherwise=TILED), Fused(otherwise=TILED), TILED, Reference())
 
 
 def engines() -> tuple[str, ...]:
-    """The names of the engines, in the order in which they are tried; `reference` runs only when asked for."""
+    """The names of the engines, in the order in which they are tried.
+
+    Those that keep every pair in memory, `reference` and on the CPU `fused`, run only when asked for.
+    """
     return tuple(e.name for e in IN_ORDER)
 
 
