@@ -63,7 +63,7 @@ def test_a_mask_without_a_variable_is_a_tensor_too(term: Term) -> None:
 
 def test_products_of_positions_do_not_wrap_around() -> None:
     far = torch.tensor(100_000, dtype=torch.int32)
-    function = Closures((), LENGTHS, 0, CPU).mask(apply("gt", apply("mul", I, J), constant(2**32)))
+    function = Closures((), LENGTHS, 0, CPU).mask(apply("gt", apply("mul", I, J), constant(2_000_000_000)))
     assert bool(function(far, far, far, far))
 
 

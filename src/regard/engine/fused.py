@@ -27,7 +27,7 @@ from regard.spec.hiding import visible
 from regard.spec.normaliser import Softmax
 from regard.spec.regions import Cover
 from regard.spec.spec import Inputs, Spec
-from regard.spec.term import TRUE, Term, variable, walk
+from regard.spec.term import TRUE, variable, walk
 
 DEVICES = ("cpu", "cuda", "xpu")  # where torch gives the lse and gradients
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -78,9 +78,11 @@ class Fused:
             return self._otherwise(spec, inputs)
         output, lse = lowered(inputs.q, inputs.k, inputs.v)
         if not all_finite(output):
-            exposed = self._exposed(spec, inputs)
-            calm, careful = lowered(*_tamed(inputs, exposed)), self._otherwise(spec, inputs)
-            exposed = exposed | wild_rows(calm[0]).squeeze(-1)  # numbers may overflow
+            exposed, calm, careful = (
+                self._exposed(spec, inputs),
+                lowered(*_tamed(inputs)),
+                self._otherwise(spec, inputs),
+            )
             output, lse = (_chosen(exposed, *pair) for pair in zip(careful, calm, strict=True))
         return output, lse
 
@@ -97,9 +99,9 @@ class Fused:
         found = _pulled_back(lowered, (inputs.q, inputs.k, inputs.v), saved, needs)
         if all_finite(*found):
             return found
-        exposed = self._exposed(spec, inputs) | (wild_rows(saved.output) | wild_rows(saved.d_output)).squeeze(-1)
-        calm = _pulled_back(lowered, _tamed(inputs, exposed), _only(~exposed, saved), needs)
-        if not all_finite(*calm):  # as where a rule is infinitely steep
+        exposed = self._exposed(spec, inputs)
+        calm = _pulled_back(lowered, _tamed(inputs), _only(~exposed, saved), needs)
+        if not all_finite(*calm):  # numbers overflow, or a rule is infinitely steep where it hides
             return self.otherwise.backward(spec, inputs, others, saved, needs)
         careful = self.otherwise.backward(spec, inputs, others, _only(exposed, saved), needs)
         return [one + other for one, other in zip(calm, careful, strict=True)]
@@ -122,10 +124,9 @@ class Fused:
         return ((sees > 0.0) | wild_rows(inputs.q)).squeeze(-1)
 
 
-def _tamed(inputs: Inputs, exposed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with zeros for exposed queries and for what is not finite."""
-    k, v = (torch.where(wild_rows(x), 0.0, x) for x in (inputs.k, inputs.v))
-    return torch.where(exposed.unsqueeze(-1), 0.0, inputs.q), k, v
+def _tamed(inputs: Inputs) -> list[Tensor]:
+    """q, k and v with zeros in the rows that are not finite."""
+    return [torch.where(wild_rows(x), 0.0, x) for x in (inputs.q, inputs.k, inputs.v)]
 
 
 def _chosen(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
@@ -163,24 +164,19 @@ def _objections_of_kernels(spec: Spec) -> list[str]:
 
 def _lowered(spec: Spec, inputs: Inputs, tiles: Tiles) -> Lowered | None:
     """The question as a function of q, k and v; None where a look-up might leave its tensor, which no kernel says."""
-    condition = visible(spec.mask, spec.rule, inputs.tensors)
     rule = variable("s") if spec.rule is None else spec.rule
-    if may_leave((condition, rule), inputs.tensors, spec.lengths, inputs.start):
+    if may_leave((spec.mask, rule), inputs.tensors, spec.lengths, inputs.start):
         return None
     device = inputs.q.device
     closures = Closures(inputs.tensors, spec.lengths, inputs.start, device)
     changed = closures.score(rule, spec.precision)
     seen = None
-    if device.type == "cpu" or condition is not TRUE:  # a kernel without a mask needs no list of blocks
+    if device.type == "cpu" or visible(spec.mask, spec.rule, inputs.tensors) is not TRUE:
         found = blocks(spec, inputs.tensors, inputs.start, tiles)
-        seen = block_mask(found, closures.mask(condition), (spec.n_q, spec.n_k), device)
-    kernel = _defined if device.type == "cpu" else _kernel(_kind(spec, condition))
-
-    def lowered(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        output, lse = kernel(changed, seen, spec.scale, q, k.to(q.dtype), v.to(q.dtype))
-        return output.to(spec.dtype), lse
-
-    return lowered
+        seen = block_mask(found, closures.mask(spec.mask), (spec.n_q, spec.n_k), device)
+    kernel = _defined if device.type == "cpu" else _kernel(_kind(spec))
+    # preparation may have left q and k in float32, and all three must be of one dtype
+    return lambda q, k, v: kernel(changed, seen, spec.scale, q, k.to(q.dtype), v.to(q.dtype))
 
 
 def _defined(
@@ -217,11 +213,10 @@ def compiled(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return torch.compile(FunctionType(code, function.__globals__), fullgraph=True)
 
 
-def _kind(spec: Spec, condition: Term) -> Spec:
+def _kind(spec: Spec) -> Spec:
     """The spec without what one kernel takes as it comes: lengths, but for the shortest, and captured tensors."""
     return replace(
         spec,
-        mask=condition,
         batch=min(spec.batch, 2),
         n_q=min(spec.n_q, 2) if spec.n_q < SIDE else SIDE,
         n_k=min(spec.n_k, 2),
