@@ -9,6 +9,7 @@
 #include <memory>
 #include <thread>
 #include <type_traits>
+#include <vector>
 
 #if REGARD_LANES > 4
 #include <immintrin.h>
@@ -30,6 +31,7 @@ namespace {
 #include "simd.h"
 #include "panel.h"
 #include "machine.h"
+#include "piece.h"
 #include "dropout.h"
 #include "forward.h"
 #include "backward.h"

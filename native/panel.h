@@ -111,3 +111,16 @@ static void weighted_sums(const float* weights, const float* values, int64_t val
       REGARD_UNROLL for (int j = 0; j < N; ++j) store(sums + ((c + i) * N + j) * LANES, block[i][j]);
   });
 }
+
+// Whether nothing in these rows is inf or NaN.
+static bool all_finite(const float* rows, int64_t row, int64_t count, int64_t width) {
+  Vec sum{};  // stays 0 as long as nothing is inf or NaN
+  float rest = 0.0f;
+  for (int64_t t = 0; t < count; ++t) {
+    int64_t c = 0;
+    for (; c + LANES <= width; c += LANES) sum = fma(load(rows + t * row + c), Vec{}, sum);
+    for (; c < width; ++c) rest += rows[t * row + c] * 0.0f;
+  }
+  for (int lane = 0; lane < LANES; ++lane) rest += sum[lane];
+  return rest == 0.0f;
+}

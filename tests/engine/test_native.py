@@ -90,6 +90,99 @@ def test_every_width_gives_what_tiled_gives(build, width):
     close(rows.answers(Native(Tiled(), build)), rows.answers(Tiled()))
 
 
+class Nobody(Tiled):
+    """Takes nothing over: what the native engine is asked here it must answer itself."""
+
+    def forward(self, *args: object) -> object:
+        raise AssertionError("the native engine passed a forward pass on")
+
+    def backward(self, *args: object) -> object:
+        raise AssertionError("the native engine passed a backward pass on")
+
+
+def _captured(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
+
+
+# Rules on (2 batch elements, 2 heads, 61 queries, 210 keys) that capture a tensor: what it is, and the rule.
+LEARNED = {
+    "slopes": ((2,), lambda t: score.alibi(t)),
+    "one number": ((), lambda t: lambda s, b, h, i, j: s * t),
+    "cap": ((), lambda t: lambda s, b, h, i, j: 2.0 * torch.tanh(s / 2.0) + t * s),
+    "dense": ((2, 2, 61, 210), score.bias),
+    "dense, one for all heads": ((2, 1, 61, 210), score.bias),
+    "dense, one for all": ((61, 210), score.bias),
+    "by query": ((61, 1), score.bias),
+    "by key": ((210,), lambda t: lambda s, b, h, i, j: s + t[j]),
+    "by key and head": ((2, 210), lambda t: lambda s, b, h, i, j: s * t[h, j]),
+    "buckets": ((32, 2), lambda t: score.relative(t)),
+    "difference": ((271,), lambda t: lambda s, b, h, i, j: s + t[i - j + 210]),
+    "used twice": ((210,), lambda t: lambda s, b, h, i, j: s * t[j] + t[i] * t[(i + j) % 7]),
+    "turned over": ((210, 61), lambda t: lambda s, b, h, i, j: s + t[j, i]),
+    "a choice": ((61,), lambda t: lambda s, b, h, i, j: torch.where(i > j, s + t[i], s * 0.5)),
+    "through the score": ((2,), lambda t: lambda s, b, h, i, j: torch.tanh(s * t[h]) * t[b]),
+    "infinite where hidden": ((210,), lambda t: lambda s, b, h, i, j: s + t[j] / torch.where(j <= i + 149, 1.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["summed apart", "summed in place"])
+@pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
+@pytest.mark.parametrize("name", LEARNED)
+def test_captured_tensors_get_the_gradients_that_tiled_gives(build, name, small):
+    shape, rule = LEARNED[name]
+    if not small:
+        if name in ("slopes", "by query", "buckets") or name.startswith("dense") or not shape:
+            pytest.skip("its size is given by the question")
+        shape = (*shape[:-1], shape[-1] + 70_000)
+    rows, t = Rows(61, 210), _captured(*shape)
+    options = dict(score=rule(t), mask=mask.causal())
+
+    def gradients(engine: object) -> list[Tensor]:
+        question = read(rows.q, rows.k, rows.v, **options)
+        output, _ = run(engine, question.spec, engine.tiles(question.spec), question.inputs())
+        return list(torch.autograd.grad(output, (rows.q, rows.k, rows.v, t), rows.g))
+
+    close(gradients(Native(Nobody(), build)), gradients(Tiled()))
+
+
+@pytest.mark.parametrize("shape", [(4, 700, 600), (1, 700, 600), (4, 1, 70_000), (3,)], ids=str)
+def test_the_gradient_of_a_captured_tensor_has_the_same_bits_for_any_number_of_threads(shape):
+    numbers = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 4, n, 16, generator=numbers) for n in (700, 600, 600))
+    t = _captured(*shape)
+    rules = {
+        (4, 700, 600): lambda s, b, h, i, j: s + t[h, i, j],
+        (1, 700, 600): lambda s, b, h, i, j: s * t[0, i, j],
+        (4, 1, 70_000): lambda s, b, h, i, j: s + t[h, 0, (i * 7 + j * 11) % 5000],
+        (3,): lambda s, b, h, i, j: s * t[(i + j) % 3],
+    }
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        output = regard.attention(q, k, v, score=rules[shape], engine="native")
+        found.append(torch.autograd.grad(output.square().sum(), t)[0])
+    torch.set_num_threads(before)
+
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert found[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
+@pytest.mark.parametrize("where", ["q", "k", "v", "g"])
+@pytest.mark.parametrize("name", ["causal", "window", "function", "alibi", "softcap", "dropout", "plain"])
+def test_what_is_not_finite_reaches_the_gradients_that_it_reaches_in_tiled(build, name, where):
+    rows = Rows(61, 210)
+    with torch.no_grad():
+        for place, wild in ((3, torch.nan), (40, torch.inf), (55, -torch.inf)):
+            getattr(rows, where)[1, :, place, 2] = wild
+
+    found, expected = rows.answers(Native(Nobody(), build), **RULES[name]), rows.answers(Tiled(), **RULES[name])
+
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=2e-4, atol=2e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_the_number_of_threads_changes_no_bit(name):
     rows = Rows(300, 400, 16, heads=6, key_heads=2)

@@ -13,7 +13,7 @@ from regard.plan.choose import Plan, choose
 from regard.spec.spec import Spec, read
 
 
-@dataclass
+@dataclass(eq=False)
 class Stub:
     """An engine that says what it is told to."""
 

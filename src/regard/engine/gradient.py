@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.engine.dense import dense
 from regard.plan.blocks import Tiles, ranges
@@ -66,9 +67,18 @@ class Call:
 
 def run(engine: Engine, spec: Spec, tiles: Tiles, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     """The engine's answer, differentiable in every tensor: output (batch, heads, n_q, width) and row statistic."""
+    if not _watched(inputs.every()):
+        return engine.forward(spec, inputs, tiles)
     call = Call(engine, spec, tiles, inputs.detached())
     output, statistic = _apply(_F, call, *inputs.every())
     return output, statistic if spec.normaliser.statistic else None
+
+
+def _watched(tensors: Sequence[Tensor]) -> bool:
+    """Whether torch follows what becomes of the tensors: a gradient, a tangent or a transformation of functions."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def _apply(function: Any, *args: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Protocol
 
 from regard.errors import EngineError
@@ -64,6 +66,15 @@ def choose(
 
     Engines in `by_name` run only when asked for.
     """
+    chosen, objections = _chosen(spec, tuple(engines), tuple(by_name), name)
+    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory, objections, chosen.variant)
+
+
+@lru_cache(maxsize=512)
+def _chosen(
+    spec: Spec, engines: tuple[Candidate, ...], by_name: tuple[Candidate, ...], name: str | None
+) -> tuple[Candidate, Mapping[str, tuple[str, ...]]]:
+    """The engine, and every engine's objections."""
     known = {e.name: e for e in (*engines, *by_name)}
     if name is not None and name not in known:
         raise EngineError(f"engine must be one of {', '.join(known)}; got {name!r}.")
@@ -80,7 +91,7 @@ def choose(
             raise EngineError(_sentence("some engine must be able to answer this, and all object", objections))
         chosen = willing[0]
         objections.update({e.name: ("it runs only when asked for by name", *objections[e.name]) for e in by_name})
-    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory, objections, chosen.variant)
+    return chosen, MappingProxyType(objections)
 
 
 def _sentence(what: str, objections: Mapping[str, tuple[str, ...]]) -> str:

@@ -5,21 +5,23 @@ A float mask hides with -inf. The sum alone would not do: a hidden key that hold
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from regard.spec.term import FALSE, TRUE, Term, apply, constant, slot_of, walk
+from regard.spec.term import FALSE, TRUE, Term, apply, constant, walk
 
 
 def visible(mask: Term, rule: Term | None, tensors: Sequence[Tensor]) -> Term:
     """The condition under which a pair counts: the mask, less what the rule hides by adding -inf."""
-    return apply("and", mask, apply("not", hiding(rule, tensors)))
+    hidden = hiding(rule, tensors)
+    return mask if hidden is FALSE else apply("and", mask, apply("not", hidden))
 
 
 def hiding(rule: Term | None, tensors: Sequence[Tensor]) -> Term:
     """The condition under which the rule is -inf by position alone; FALSE where nothing in it is infinite."""
-    if rule is None or not any(_is_infinite(node, tensors) for node in walk(rule)):
+    if rule is None or not (_names_infinity(rule) or any(_holds_infinity(tensors[n]) for n in rule.reads)):
         return FALSE
     return _hides(rule, tensors)
 
@@ -46,18 +48,19 @@ def _hides(node: Term, tensors: Sequence[Tensor]) -> Term:
 def _equals(node: Term, level: float, tensors: Sequence[Tensor]) -> Term:
     if node.op == "constant":
         return TRUE if node.value == level else FALSE
-    if not any(_is_infinite(part, tensors) for part in walk(node)):
+    if not (_names_infinity(node) or any(_holds_infinity(tensors[n]) for n in node.reads)):
         return FALSE
     return apply("eq", node, constant(level))
 
 
-def _is_infinite(node: Term, tensors: Sequence[Tensor]) -> bool:
-    if node.op == "constant":
-        return isinstance(node.value, float) and math.isinf(node.value)
-    if node.op == "lookup" and node.kind == "float":
-        captured = tensors[slot_of(node)].detach()
-        if not captured.numel():
-            return False
-        least, most = captured.aminmax()  # much faster than looking for each; a NaN makes both NaN
-        return bool(torch.isinf(captured).any()) if least.isnan() else bool(least.isinf() | most.isinf())
-    return False
+@lru_cache(maxsize=512)
+def _names_infinity(term: Term) -> bool:
+    return any(isinstance(node.value, float) and math.isinf(node.value) for node in walk(term))
+
+
+def _holds_infinity(captured: Tensor) -> bool:
+    captured = captured.detach()
+    if not captured.is_floating_point() or not captured.numel():
+        return False
+    least, most = captured.aminmax()  # much faster than looking for each; a NaN makes both NaN
+    return bool(torch.isinf(captured).any()) if least.isnan() else bool(least.isinf() | most.isinf())

@@ -5,6 +5,7 @@ for each of them, and so is what depends on the difference of their positions al
 Only the rest is left for the tile.
 """
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ OPS = (
     *("f_round", "f_trunc", "i_add", "i_sub", "i_mul", "i_min", "i_max", "i_neg", "i_abs", "i_sign", "i_floordiv"),
     *("i_mod", "i_and", "i_or", "i_xor", "i_not", "i_shl", "i_shr", "i_to_f", "f_to_i", "b_to_i", "f_eq", "f_ne"),
     *("f_lt", "f_le", "i_eq", "i_ne", "i_lt", "i_le", "select", "lookup", "lookup_byte", "keep", "keep_eq", "keep_ne"),
-    *("keep_lt", "keep_le"),
+    *("keep_lt", "keep_le", "add_to"),
 )
 PLACES = ("register", "lanes", "keys", "number", "nothing")
 SCORES, SPARE = 0, 1  # registers: the scores, and one that hiding may overwrite and the slope ends up in
@@ -88,24 +89,42 @@ class Table:
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions: first `rule` of them that change the scores, up to `length` those that hide, then the slope."""
+    """Instructions: up to `rule` those that change the scores, up to `hiding` those that hide, up to `slope` those that
+    find the rule's derivative in the score, and then those that add up the gradients of captured tensors."""
 
     instructions: tuple[Instruction, ...]
     rule: int
-    length: int
+    hiding: int
+    slope: int
     registers: int
     lanes: tuple[Beforehand, ...]
     keys: tuple[Beforehand, ...]
     tables: tuple[Table, ...]
     whole: tuple[Term, ...]  # whole numbers made in tiles: they must fit into 32 bits
     looked_up: tuple[tuple[Term, int], ...]  # indices that must stay from 0 to less than a size
+    added: tuple[tuple[Term, ...], ...]  # for each wanted tensor the look-ups whose gradients are added up
+
+    @property
+    def reads(self) -> frozenset[int]:
+        """The captured tensors whose numbers are needed beforehand; a tile reads the others itself."""
+        made = [t.made for t in self.tables if t.made is not None]
+        terms = [x.term for x in (*self.lanes, *self.keys, *made)]
+        terms += [*self.whole, *(index for index, _ in self.looked_up)]
+        return frozenset[int]().union(*(t.reads for t in terms))
 
 
 @lru_cache(maxsize=512)
 def program(
-    mask: Term, rule: Term | None, sizes: tuple[tuple[int, ...], ...], strides: tuple[tuple[int, ...], ...]
+    mask: Term,
+    rule: Term | None,
+    sizes: tuple[tuple[int, ...], ...],
+    strides: tuple[tuple[int, ...], ...],
+    wanted: tuple[int, ...] = (),
 ) -> Program:
-    """The program of a mask and a rule. `sizes` and `strides` are those of the captured tensors."""
+    """The program of a mask and a rule. `sizes` and `strides` are those of the captured tensors.
+
+    `wanted` are the captured tensors whose gradients it adds up, each in a contiguous tensor of the same size.
+    """
     made = _Compiler(sizes, strides)
     if rule is not None:
         made.put(rule, SCORES)
@@ -114,19 +133,27 @@ def program(
         for part in _conjuncts(mask):
             made.hide(part)
     after_mask = len(made.code)
-    slope = derivatives(rule).get(variable("s"), constant(0.0)) if rule is not None else ONE
+    changes = {variable("s"): ONE} if rule is None else derivatives(rule)
+    slope = changes.get(variable("s"), constant(0.0))
     if slope is not ONE:
         made.put(slope, SPARE)
+    after_slope = len(made.code)
+    added = tuple(tuple(n for n in changes if n.op == "lookup" and slot_of(n) == slot) for slot in wanted)
+    for number, nodes in enumerate(added):
+        for node in nodes:
+            made.add_to(node, changes[node], number)
     return Program(
         tuple(made.code),
         after_rule,
         after_mask,
+        after_slope,
         made.registers,
         tuple(made.lanes),
         tuple(made.keys),
         tuple(made.tables),
         tuple(made.whole),
         tuple(made.looked_up),
+        added,
     )
 
 
@@ -167,6 +194,15 @@ class _Compiler:
                 self._used.clear()
                 return
         self.code.append(Instruction("keep", SCORES, self._operand(part, False, known)))
+        self._used.clear()
+
+    def add_to(self, node: Term, change: Term, number: int) -> None:
+        """Each pair's gradient, times `change`, is added where the look-up reads, to sum number `number`."""
+        known: dict[tuple[Term, bool], Operand] = {}
+        sizes = self.sizes[slot_of(node)]
+        factor = self._operand(change, True, known)
+        a, b = self._address(node, [math.prod(sizes[n + 1 :]) for n in range(len(sizes))], known)
+        self.code.append(Instruction("add_to", SPARE, a, b, factor, number))
         self._used.clear()
 
     def _register(self) -> int:
@@ -229,10 +265,20 @@ class _Compiler:
         return self._emit(op, Operand("lanes", self.lanes.index(place)), on_keys, table=number)
 
     def _look_up(self, term: Term, known: dict[tuple[Term, bool], Operand]) -> Operand:
-        slot = slot_of(term)
+        a, b = self._address(term, self.strides[slot_of(term)], known)
+        table = Table(slot_of(term))
+        if table not in self.tables:
+            self.tables.append(table)
+        op = "lookup_byte" if term.kind == "bool" else "lookup"
+        return self._emit(op, a, b, table=self.tables.index(table))
+
+    def _address(
+        self, term: Term, strides: Sequence[int], known: dict[tuple[Term, bool], Operand]
+    ) -> tuple[Operand, Operand]:
+        """Where a look-up reads, as the sum of two: one for the query, if it is that simple, and one for the key."""
         on_lanes, on_keys = constant(0), constant(0)
         address: Operand | None = None
-        for index, size, stride in zip(term.args, self.sizes[slot], self.strides[slot], strict=True):
+        for index, size, stride in zip(term.args, self.sizes[slot_of(term)], strides, strict=True):
             self.looked_up.append((index, size))
             split = _split(index)
             step = constant(stride)
@@ -243,13 +289,7 @@ class _Compiler:
             part = self._emit("i_mul", self._whole_number(index, known), self._operand(step, False, known))
             address = part if address is None else self._emit("i_add", address, part)
         a, b = self._operand(on_lanes, False, known), self._operand(on_keys, False, known)
-        if address is not None:
-            a = self._emit("i_add", address, a)
-        table = Table(slot)
-        if table not in self.tables:
-            self.tables.append(table)
-        op = "lookup_byte" if term.kind == "bool" else "lookup"
-        return self._emit(op, a, b, table=self.tables.index(table))
+        return (a if address is None else self._emit("i_add", address, a)), b
 
     def _computed(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
         op, args = term.op, term.args

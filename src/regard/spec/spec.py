@@ -1,7 +1,9 @@
 """The question, read once: a frozen, hashable spec, and beside it the tensors it is asked about."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -84,7 +86,8 @@ class Inputs:
         """The same call on other tensors, counted as in `every`."""
         q, k, v, *rest = every
         captured = len(self.tensors)
-        return replace(self, q=q, k=k, v=v, tensors=tuple(rest[:captured]), parameters=tuple(rest[captured:]))
+        tensors, parameters = tuple(rest[:captured]), tuple(rest[captured:])
+        return Inputs(q, k, v, tensors, parameters, self.function, self.start, self.seed)
 
     def detached(self) -> "Inputs":
         return self.holding([x.detach() for x in self.every()])
@@ -187,7 +190,7 @@ def read(
             dropout=dropout,
             start=begin if isinstance(begin, int) else None,
             tensors=tuple((tuple(t.shape), t.dtype) for t in formula.tensors if isinstance(t, Tensor)),
-            formula=_formula(score, formula, rule_term, mask_term, weigh),
+            formula=_formula(score.formula(), rule_term, mask_term, formula.names, weigh.formula),
         ),
         q=q4,
         k=k4,
@@ -222,8 +225,7 @@ def _as_tensor(x: Any, name: str) -> Tensor:
 
 
 def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    devices = {str(x.device) for x in (q, k, v)}
-    if len(devices) > 1:
+    if not q.device == k.device == v.device:
         raise SpecError(
             f"q, k and v must be on one device; got q on {q.device}, k on {k.device}, v on {v.device}. "
             "Move them with .to(device)."
@@ -240,31 +242,46 @@ def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def _four_dimensional(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
     """q, k, v as (batch, heads, length, width), and the caller's dimensions before the length."""
-    shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim():
-        raise SpecError(f"q, k and v must have the same number of dimensions; got {shapes}.")
+        raise SpecError(f"q, k and v must have the same number of dimensions; got {_shapes(q, k, v)}.")
     if k.shape[-2] != v.shape[-2]:
-        raise SpecError(f"k and v must have the same length; got k={k.shape[-2]}, v={v.shape[-2]} ({shapes}).")
+        raise SpecError(
+            f"k and v must have the same length; got k={k.shape[-2]}, v={v.shape[-2]} ({_shapes(q, k, v)})."
+        )
     if 0 in (q.shape[-1], k.shape[-1]):
-        raise SpecError(f"q and k must be at least 1 wide; got {shapes}.")
+        raise SpecError(f"q and k must be at least 1 wide; got {_shapes(q, k, v)}.")
     has_heads = q.dim() >= 4
     q_heads, k_heads, v_heads = (x.shape[-3] if has_heads else 1 for x in (q, k, v))
     if k_heads != v_heads or (q_heads != k_heads and (k_heads == 0 or q_heads % k_heads)):
         raise SpecError(
             f"k and v must have the same number of heads, and it must divide that of q; got q={q_heads}, k={k_heads}, "
-            f"v={v_heads} heads ({shapes})."
+            f"v={v_heads} heads ({_shapes(q, k, v)})."
         )
-    outer = -3 if has_heads else -2
+    batch = _batch(q, k, v, -3 if has_heads else -2)
+    flat = [x if x.dim() == 4 and x.shape[0] == batch[0] else _flat(x, batch) for x in (q, k, v)]
+    return flat[0], flat[1], flat[2], (*batch, q_heads) if has_heads else batch
+
+
+def _batch(q: Tensor, k: Tensor, v: Tensor, outer: int) -> tuple[int, ...]:
+    """The batch dimensions, which all three have or broadcast to."""
+    if q.shape[:outer] == k.shape[:outer] == v.shape[:outer]:
+        return tuple(q.shape[:outer])
     try:
-        batch = torch.broadcast_shapes(q.shape[:outer], k.shape[:outer], v.shape[:outer])
+        return tuple(torch.broadcast_shapes(q.shape[:outer], k.shape[:outer], v.shape[:outer]))
     except RuntimeError:
-        raise SpecError(f"the batch dimensions of q, k and v must be equal or 1; got {shapes}.") from None
-    count = int(np.prod(batch, dtype=np.int64))
-    flat = [
-        x.expand(*batch, *x.shape[outer:]).reshape(count, heads, *x.shape[-2:])
-        for x, heads in ((q, q_heads), (k, k_heads), (v, v_heads))
-    ]
-    return flat[0], flat[1], flat[2], (*batch, q_heads) if has_heads else tuple(batch)
+        raise SpecError(f"the batch dimensions of q, k and v must be equal or 1; got {_shapes(q, k, v)}.") from None
+
+
+def _flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """All batch dimensions as one, and one head where there is no dimension of heads."""
+    inner = x.shape[-3:] if x.dim() >= 4 else (1, *x.shape[-2:])
+    if x.dim() < 4:
+        x = x.unsqueeze(-3)
+    return x.expand(*batch, *inner).reshape(math.prod(batch), *inner)
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
 
 
 def _aligned(values: Any, q: Tensor, leading: tuple[int, ...]) -> Any:
@@ -308,12 +325,14 @@ def _dropout(dropout: float) -> float:
 
 
 def _scale(score: Score, q: Tensor) -> float:
-    """The scale of the engine's product; preparation of a single number tells it."""
-    one = torch.empty((1, 1, 0, q.shape[-1]), device="meta")
+    """The scale of the engine's product; where it follows from the width, preparation of nothing tells it."""
     scale = getattr(score, "scale", 1.0)
     if isinstance(scale, Tensor) or score.kind != "dot":
         return 1.0
-    return score.prepare(one, one).scale if scale is None else float(scale)
+    if scale is not None:
+        return float(scale)
+    nothing = q[:0]
+    return score.prepare(nothing, nothing).scale
 
 
 def _whole_rule(of_score: Formula | None, of_weigh: Formula | None) -> Formula | None:
@@ -354,11 +373,12 @@ def _transformed(value: Callable[[Tensor], Tensor], v: Tensor, v4: Tensor, leadi
     return spread.reshape(*v4.shape[:3], moved.shape[-1])
 
 
-def _formula(score: Score, formula: Formula, rule: Term | None, mask: Term, weigh: Weigh) -> str:
+@lru_cache(maxsize=256)
+def _formula(product: str, rule: Term | None, mask: Term, names: tuple[str, ...], weighing: str) -> str:
     """The whole question in a line of text."""
-    inside = score.formula()
+    inside = product
     if rule is not None:
-        changed = text(rule, formula.names)
+        changed = text(rule, names)
         inside = f"{changed} with s = {inside}" if rule is not variable("s") else inside
-    seen = "" if mask is TRUE else f", seen where {text(mask, formula.names)}"
-    return f"o = {weigh.formula}({inside}{seen}) v"
+    seen = "" if mask is TRUE else f", seen where {text(mask, names)}"
+    return f"o = {weighing}({inside}{seen}) v"
