@@ -142,8 +142,8 @@ struct Backward {
 
   size_t scratch() const {
     const int64_t rows = in_lanes(problem.width) + in_lanes(problem.value_width);
-    return size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 2 * BACK_KEYS * PANEL +
-           BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + 2 * BACK_KEYS : 0) * PANEL + small +
+    return size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 3 * BACK_KEYS * PANEL +
+           BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + small +
            512;
   }
 
@@ -165,7 +165,7 @@ struct Backward {
     float* d_k = take(BACK_KEYS * wide);
     float* d_v = take(BACK_KEYS * value_wide);
     float* raw = take(p.program ? BACK_KEYS * PANEL : 0);
-    int32_t* seen = reinterpret_cast<int32_t*>(take(p.program ? BACK_KEYS * PANEL : 0));
+    int32_t* seen = reinterpret_cast<int32_t*>(take(BACK_KEYS * PANEL));
     float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
@@ -228,12 +228,11 @@ struct Backward {
             sees = true;
           }
           piece.k = k + piece.from * p.k.row, piece.v = v + piece.from * p.v.row;
-          // 0 times inf is NaN: where something is hidden and something not finite, only what is seen is added up
-          const bool hides = ruled || piece.partial();
-          if (hides && finite < 0)
+          // 0 times inf is NaN: where something is not finite, only what is seen is added up
+          if (finite < 0)
             finite = all_finite(k + key * p.k.row, p.k.row, until - key, p.width) &&
                      all_finite(v + key * p.v.row, p.v.row, until - key, p.value_width);
-          int32_t* only = hides && !(finite && panel.finite) ? seen : nullptr;
+          int32_t* only = finite && panel.finite ? nullptr : seen;
           Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first};
           machine.sums = sums.data();
           with_vectors(panel.count, [&](auto vectors) {
@@ -310,7 +309,7 @@ struct Backward {
           d_weight = choose(stays, d_weight * panel.dropout.factor, Vec{});
         }
         Vec d_score = w * (d_weight - level[j]);
-        if (piece.partial() || RULED) {  // where lse or d_weight is not finite, what is hidden has no zeros of its own
+        if (piece.partial() || RULED || seen) {  // where lse or d_weight is not finite, what is hidden has no zeros of its own
           const IntVec hidden = IntVec(score == -INFINITY);
           kept = choose(hidden, Vec{}, kept);
           d_score = choose(hidden, Vec{}, d_score);

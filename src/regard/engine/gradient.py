@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from regard.engine.dense import dense
 from regard.plan.blocks import Tiles, ranges
+from regard.spec.precision import without_autocast
 from regard.spec.spec import Inputs, Spec
 
 PAIRS_A_BLOCK = 2**18  # of the direct formula: about ten MB
@@ -84,7 +85,7 @@ def _watched(tensors: Sequence[Tensor]) -> bool:
 def _apply(function: Any, *args: Any) -> Any:
     """Every number here is computed in the precision the spec says, also inside autocast."""
     device = next(a.device.type for a in args if isinstance(a, Tensor))
-    with torch.autocast(device, enabled=False):
+    with without_autocast(device):
         return function.apply(*args)
 
 
@@ -209,7 +210,7 @@ class _S(torch.autograd.Function):
         higher = torch.is_grad_enabled()
         half = (len(ctx.saved_tensors) - 2) // 2
         device = ctx.saved_tensors[0].device.type
-        with torch.enable_grad(), torch.autocast(device, enabled=False):
+        with torch.enable_grad(), without_autocast(device):
             leaves = [a if higher and a.requires_grad else _leaf(a) for a in ctx.saved_tensors]
             c, x, t = leaves[:2], leaves[2 : 2 + half], leaves[2 + half :]
             result = _second(ctx.call, ctx.needs, c, x, t, keep_graph=True)

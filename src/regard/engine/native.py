@@ -4,6 +4,7 @@ Only this file knows the compiled module. It packs a question into numbers and a
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,11 +16,11 @@ from torch import Tensor
 from regard.engine.gradient import Engine, Saved
 from regard.engine.prepare import Prepared, prepared
 from regard.plan.blocks import Tiles
-from regard.spec.hiding import visible
+from regard.spec.hiding import GLANCE, visible
 from regard.spec.normaliser import Softmax
 from regard.spec.program import Untold, program
 from regard.spec.spec import Inputs, Spec
-from regard.spec.term import TRUE, Term, slot_of, walk
+from regard.spec.term import TRUE, Term, slot_of, variable, walk
 
 core: ModuleType | None
 try:
@@ -109,7 +110,7 @@ class Native:
 
     def _ready(self, spec: Spec, inputs: Inputs, tiles: Tiles, captured: tuple[int, ...] = ()) -> Prepared | None:
         """The mask and the rule as the kernels take them; None where there is neither."""
-        condition = visible(spec.mask, spec.rule, inputs.tensors)
+        condition = visible(spec.mask, spec.rule, inputs.tensors, glance=_may_glance(spec, inputs))
         if condition is TRUE and spec.rule is None:
             return None
         return prepared(condition, spec.rule, inputs.tensors, spec.lengths, inputs.start, tiles, captured)
@@ -118,6 +119,17 @@ class Native:
         """`kept` lives as long as the kernel runs: the problem holds addresses."""
         assert core is not None and self.build is not None
         getattr(core, kernel)(self.build.number, bytes(problem))
+
+
+def _may_glance(spec: Spec, inputs: Inputs) -> bool:
+    """Whether the rule adds one large tensor to scores that are all finite: no product is larger than the norms'."""
+    rule = spec.rule
+    if rule is None or rule.op != "add" or rule.args[0] is not variable("s") or rule.args[1].op != "lookup":
+        return False
+    if inputs.tensors[slot_of(rule.args[1])].numel() <= GLANCE:
+        return False
+    norms = (torch.linalg.vector_norm(x.detach()) for x in (inputs.q, inputs.k))
+    return math.prod(float(x) for x in norms) * abs(spec.scale) < 1e38
 
 
 def _rows_together(x: Tensor) -> Tensor:

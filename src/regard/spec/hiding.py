@@ -12,43 +12,50 @@ from torch import Tensor
 
 from regard.spec.term import FALSE, TRUE, Term, apply, constant, walk
 
+GLANCE = 2**16  # numbers: tensors no larger are looked through in no time
 
-def visible(mask: Term, rule: Term | None, tensors: Sequence[Tensor]) -> Term:
-    """The condition under which a pair counts: the mask, less what the rule hides by adding -inf."""
-    hidden = hiding(rule, tensors)
+
+def visible(mask: Term, rule: Term | None, tensors: Sequence[Tensor], glance: bool = False) -> Term:
+    """The condition under which a pair counts: the mask, less what the rule hides by adding -inf.
+
+    With `glance`, a large tensor is only glanced at. What it hides unnoticed is still hidden where scores are finite,
+    since a finite score plus -inf is -inf.
+    """
+    hidden = hiding(rule, tensors, glance)
     return mask if hidden is FALSE else apply("and", mask, apply("not", hidden))
 
 
-def hiding(rule: Term | None, tensors: Sequence[Tensor]) -> Term:
+def hiding(rule: Term | None, tensors: Sequence[Tensor], glance: bool = False) -> Term:
     """The condition under which the rule is -inf by position alone; FALSE where nothing in it is infinite."""
-    if rule is None or not (_names_infinity(rule) or any(_holds_infinity(tensors[n]) for n in rule.reads)):
+    if rule is None:
         return FALSE
-    return _hides(rule, tensors)
+    infinite = frozenset(n for n in rule.reads if _holds_infinity(_glimpse(tensors[n]) if glance else tensors[n]))
+    return _hides(rule, infinite) if infinite or _names_infinity(rule) else FALSE
 
 
-def _hides(node: Term, tensors: Sequence[Tensor]) -> Term:
+def _hides(node: Term, infinite: frozenset[int]) -> Term:
     if "s" not in node.depends:
-        return _equals(node, -math.inf, tensors)
+        return _equals(node, -math.inf, infinite)
     if node.op == "add":
-        return apply("or", _hides(node.args[0], tensors), _hides(node.args[1], tensors))
+        return apply("or", _hides(node.args[0], infinite), _hides(node.args[1], infinite))
     if node.op == "sub":
         left, right = node.args
-        taken = _equals(right, math.inf, tensors) if "s" not in right.depends else FALSE
-        return apply("or", _hides(left, tensors), taken)
+        taken = _equals(right, math.inf, infinite) if "s" not in right.depends else FALSE
+        return apply("or", _hides(left, infinite), taken)
     if node.op == "where" and "s" not in node.args[0].depends:
         condition, x, y = node.args
         return apply(
             "or",
-            apply("and", condition, _hides(x, tensors)),
-            apply("and", apply("not", condition), _hides(y, tensors)),
+            apply("and", condition, _hides(x, infinite)),
+            apply("and", apply("not", condition), _hides(y, infinite)),
         )
     return FALSE
 
 
-def _equals(node: Term, level: float, tensors: Sequence[Tensor]) -> Term:
+def _equals(node: Term, level: float, infinite: frozenset[int]) -> Term:
     if node.op == "constant":
         return TRUE if node.value == level else FALSE
-    if not (_names_infinity(node) or any(_holds_infinity(tensors[n]) for n in node.reads)):
+    if not (_names_infinity(node) or node.reads & infinite):
         return FALSE
     return apply("eq", node, constant(level))
 
@@ -56,6 +63,13 @@ def _equals(node: Term, level: float, tensors: Sequence[Tensor]) -> Term:
 @lru_cache(maxsize=512)
 def _names_infinity(term: Term) -> bool:
     return any(isinstance(node.value, float) and math.isinf(node.value) for node in walk(term))
+
+
+def _glimpse(captured: Tensor) -> Tensor:
+    """Some numbers of a large tensor, from all over its last two dimensions."""
+    while captured.numel() > GLANCE and max(captured.shape[-2:]) > 1:
+        captured = captured[..., ::7] if captured.dim() < 2 else captured[..., ::7, ::7]
+    return captured
 
 
 def _holds_infinity(captured: Tensor) -> bool:
