@@ -103,7 +103,7 @@ struct Backward {
     for (int64_t item = 0; item < p.batch * p.heads * blocks; ++item) {
       int64_t low = p.n_k, high = 0;
       for (int64_t n = first_panel(item); n < last_panel(item); ++n) {
-        const Run everything{0, int32_t(p.n_k), 0};
+        const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
         const Runs runs = runs_of(p, item / blocks / p.heads, item / blocks % p.heads, n, everything);
         if (runs.next == runs.end) continue;
         low = std::min<int64_t>(low, runs.next->first), high = std::max<int64_t>(high, runs.end[-1].last);
@@ -181,7 +181,7 @@ struct Backward {
     }
     wait_until_finished(before);
     BackPanel set[BACK_TOGETHER];
-    const Run everything{0, int32_t(p.n_k), 0};
+    const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
     const int64_t count = last_panel(item) - first_panel(item);
     for (int64_t n = 0; n < count; ++n) {
       BackPanel& panel = set[n];
@@ -233,22 +233,25 @@ struct Backward {
             finite = all_finite(k + key * p.k.row, p.k.row, until - key, p.width) &&
                      all_finite(v + key * p.v.row, p.v.row, until - key, p.value_width);
           int32_t* only = finite && panel.finite ? nullptr : seen;
-          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first};
+          const int64_t low = piece.low * LANES, high = std::min(piece.high * LANES, panel.lanes);
+          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + low};
           machine.sums = sums.data();
-          with_vectors(panel.count, [&](auto vectors) {
+          machine.queries = std::min(high, panel.count) - low;
+          with_vectors((high - low) / LANES, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
             ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw, only)
                   : take_keys<N, false>(panel, piece, machine, d_scores, raw, only);
           });
-          const int64_t keys = piece.to - piece.from;
+          const int64_t keys = piece.to - piece.from, row = high - low;
+          const float *gradients = panel.gradient_rows + low * value_wide, *queries = panel.query_rows + low * wide;
           float* d_v_here = d_v + (piece.from - key) * value_wide;
           float* d_k_here = d_k + (piece.from - key) * wide;
           if (only) {
-            over_seen(weights, seen, panel.lanes, keys, panel.count, panel.gradient_rows, value_wide, d_v_here);
-            over_seen(d_scores, seen, panel.lanes, keys, panel.count, panel.query_rows, wide, d_k_here);
+            over_seen(weights, seen, row, keys, machine.queries, gradients, value_wide, d_v_here);
+            over_seen(d_scores, seen, row, keys, machine.queries, queries, wide, d_k_here);
           } else {
-            over_queries(weights, panel.lanes, keys, panel.count, panel.gradient_rows, value_wide, d_v_here);
-            over_queries(d_scores, panel.lanes, keys, panel.count, panel.query_rows, wide, d_k_here);
+            over_queries(weights, row, keys, machine.queries, gradients, value_wide, d_v_here);
+            over_queries(d_scores, row, keys, machine.queries, queries, wide, d_k_here);
           }
         }
       }
@@ -283,8 +286,9 @@ struct Backward {
     const Program& program = machine.program;
     const int64_t count = piece.to - piece.from;
     float* weights = piece.scores;
-    products<N>(panel.queries, p.width, piece.k, p.k.row, count, weights);
-    products<N>(panel.gradients, p.value_width, piece.v, p.v.row, count, d_scores);
+    const int64_t low = piece.low * LANES;
+    products<N>(panel.queries + low, panel.lanes, p.width, piece.k, p.k.row, count, weights);
+    products<N>(panel.gradients + low, panel.lanes, p.value_width, piece.v, p.v.row, count, d_scores);
     const bool sloped = RULED && program.hiding < program.slope, captured = RULED && program.slope < program.end;
     if (sloped || captured) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
     if (RULED || piece.partial()) apply_program<N>(piece, machine);
@@ -292,8 +296,8 @@ struct Backward {
       for (int64_t i = 0; i < count * N * LANES; i += LANES) store(seen + i, IntVec(load(weights + i) != -INFINITY));
     Vec lse[N], level[N], one[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) {
-      lse[j] = load(panel.lse + j * LANES);
-      level[j] = load(panel.level + j * LANES);
+      lse[j] = load(panel.lse + low + j * LANES);
+      level[j] = load(panel.level + low + j * LANES);
       one[j] = all(1.0f);
     }
     for (int64_t t = 0; t < count; ++t)
@@ -304,7 +308,7 @@ struct Backward {
         const Vec w = exp2(RULED ? from_lse * LOG2_E : from_lse);
         Vec kept = w, d_weight = load(gradient);
         if (p.dropped) {
-          const IntVec stays = panel.dropout.kept(piece.from + t, j);
+          const IntVec stays = panel.dropout.kept(piece.from + t, piece.low + j);
           kept = choose(stays, w * panel.dropout.factor, Vec{});
           d_weight = choose(stays, d_weight * panel.dropout.factor, Vec{});
         }
@@ -320,7 +324,6 @@ struct Backward {
     if (captured)
       for (int64_t t = 0; t < count; t += ROWS) {
         machine.arriving = d_scores + t * N * LANES;
-        machine.queries = panel.count;
         machine.run<N>(program.slope, program.end, piece.from + t, std::min<int64_t>(ROWS, count - t),
                        raw + t * N * LANES);
       }
@@ -335,11 +338,11 @@ struct Backward {
           store(gradient, choose(g == 0.0f, g, g * load(machine.registers + i)));
         }
       }
-    if (!seen) return weighted_sums<N>(d_scores, piece.k, p.k.row, count, p.width, one, panel.sums);
+    if (!seen) return weighted_sums<N>(d_scores, piece.k, p.k.row, count, p.width, one, panel.sums + low, panel.lanes);
     for (int64_t t = 0; t < count; ++t)
       for (int64_t c = 0; c < p.width; ++c)
         REGARD_UNROLL for (int j = 0; j < N; ++j) {
-          float* sum = panel.sums + (c * N + j) * LANES;
+          float* sum = panel.sums + c * panel.lanes + low + j * LANES;
           const Vec more = load(sum) + piece.k[t * p.k.row + c] * load(d_scores + (t * N + j) * LANES);
           store(sum, choose(load(seen + (t * N + j) * LANES), more, load(sum)));
         }

@@ -11,7 +11,7 @@ constexpr int64_t KEYS = 128;    // a tile: K, V and the scores of a panel stay 
 constexpr int64_t TOGETHER = 8;  // panels that read a tile of keys one after another
 
 struct Panel {
-  int64_t first, count;  // queries
+  int64_t first, count, lanes;  // queries
   Runs runs;             // what is left of them
   float* queries;  // (width, lanes)
   float* sums;     // (value width, lanes)
@@ -29,13 +29,13 @@ static void sum_wild(Panel& panel, const Problem& problem, const Piece& piece, c
     const bool wild = !std::all_of(row, row + width, [](float x) { return std::isfinite(x); });
     for (int64_t c = 0; c < width; ++c) tame[t * width + c] = wild ? 0.0f : row[c];
   }
-  weighted_sums<N>(piece.scores, tame, width, count, width, shrink, panel.sums);
+  weighted_sums<N>(piece.scores, tame, width, count, width, shrink, panel.sums + piece.low * LANES, panel.lanes);
   for (int64_t t = 0; t < count; ++t) {
     const float* row = piece.v + t * problem.v.row;
     if (std::all_of(row, row + width, [](float x) { return std::isfinite(x); })) continue;
     for (int64_t c = 0; c < width; ++c)
       for (int j = 0; j < N; ++j) {
-        float* sum = panel.sums + (c * N + j) * LANES;
+        float* sum = panel.sums + c * panel.lanes + (piece.low + j) * LANES;
         const Vec more = load(sum) + row[c] * load(piece.scores + (t * N + j) * LANES);
         store(sum, choose(load(seen + (t * N + j) * LANES), more, load(sum)));
       }
@@ -47,13 +47,15 @@ static void sum_wild(Panel& panel, const Problem& problem, const Piece& piece, c
 template <int N, bool RULED>
 static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, Machine& machine, float* tame) {
   const int64_t count = piece.to - piece.from;
-  float* scores = piece.scores;
+  const int64_t low = piece.low * LANES;
+  const float* queries = panel.queries + low;
+  float *scores = piece.scores, *tops = panel.top + low, *totals = panel.total + low;
   Vec top[N], shrink[N], total[N];
-  REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(panel.top + j * LANES);
+  REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(tops + j * LANES);
   if (!RULED && !piece.partial()) {
-    products<N, true>(panel.queries, problem.width, piece.k, problem.k.row, count, scores, top);
+    products<N, true>(queries, panel.lanes, problem.width, piece.k, problem.k.row, count, scores, top);
   } else {
-    products<N>(panel.queries, problem.width, piece.k, problem.k.row, count, scores);
+    products<N>(queries, panel.lanes, problem.width, piece.k, problem.k.row, count, scores);
     apply_program<N>(piece, machine);
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
@@ -62,8 +64,8 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
   if (tame)
     for (int64_t i = 0; i < count * N * LANES; i += LANES) store(seen + i, IntVec(load(scores + i) != -INFINITY));
   REGARD_UNROLL for (int j = 0; j < N; ++j) {
-    const Vec before = load(panel.top + j * LANES);
-    store(panel.top + j * LANES, top[j]);
+    const Vec before = load(tops + j * LANES);
+    store(tops + j * LANES, top[j]);
     top[j] = larger(top[j], all(-FLT_MAX));  // nothing seen so far: 2^(-inf - finite) is 0
     shrink[j] = exp2(RULED ? (before - top[j]) * LOG2_E : before - top[j]);
     total[j] = Vec{};
@@ -81,17 +83,18 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
     REGARD_UNROLL for (int j = 0; j < N; ++j) total[j] += sum[j];
   }
   REGARD_UNROLL for (int j = 0; j < N; ++j) {
-    float* before = panel.total + j * LANES;
+    float* before = totals + j * LANES;
     store(before, fma(load(before), shrink[j], total[j]));
   }
   if (problem.dropped)
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
         float* place = scores + (t * N + j) * LANES;
-        store(place, choose(panel.dropout.kept(piece.from + t, j), load(place) * panel.dropout.factor, Vec{}));
+        store(place, choose(panel.dropout.kept(piece.from + t, piece.low + j), load(place) * panel.dropout.factor, Vec{}));
       }
   if (tame) return sum_wild<N>(panel, problem, piece, shrink, tame, seen);
-  weighted_sums<N>(scores, piece.v, problem.v.row, count, problem.value_width, shrink, panel.sums);
+  weighted_sums<N>(scores, piece.v, problem.v.row, count, problem.value_width, shrink, panel.sums + low,
+                   panel.lanes);
 }
 
 struct Forward {
@@ -123,17 +126,17 @@ struct Forward {
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
     Panel set[TOGETHER];
-    const Run everything{0, int32_t(p.n_k), 0};
+    const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
     for (int64_t n = first; n < last; ++n) {
       Panel& panel = set[n - first];
       panel.first = n * PANEL;
       panel.count = std::min<int64_t>(PANEL, p.n_q - panel.first);
-      const int64_t lanes = (panel.count + LANES - 1) / LANES * LANES;
-      panel.queries = space, space += lanes * p.width;
-      panel.sums = space, space += lanes * p.value_width;
+      panel.lanes = (panel.count + LANES - 1) / LANES * LANES;
+      panel.queries = space, space += panel.lanes * p.width;
+      panel.sums = space, space += panel.lanes * p.value_width;
       gather_lanes(q + panel.first * p.q.row, p.q.row, panel.count, p.width,
-                   float(ruled ? p.scale : p.scale * LOG2_E_EXACT), panel.queries, lanes);
-      std::fill(panel.sums, panel.sums + lanes * p.value_width, 0.0f);
+                   float(ruled ? p.scale : p.scale * LOG2_E_EXACT), panel.queries, panel.lanes);
+      std::fill(panel.sums, panel.sums + panel.lanes * p.value_width, 0.0f);
       std::fill(panel.top, panel.top + PANEL, -INFINITY);
       std::fill(panel.total, panel.total + PANEL, 0.0f);
       if (p.dropped) panel.dropout.begin(p, b, h, panel.first, panel.count);
@@ -149,8 +152,8 @@ struct Forward {
         for (int64_t from = key; piece.next(panel.runs, from, until); from = piece.to) {
           if (finite < 0) finite = all_finite(v + key * p.v.row, p.v.row, until - key, p.value_width);
           piece.k = k + piece.from * p.k.row, piece.v = v + piece.from * p.v.row;
-          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first};
-          with_vectors(panel.count, [&](auto vectors) {
+          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + piece.low * LANES};
+          with_vectors(std::min(piece.high, panel.lanes / LANES) - piece.low, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
             float* space = finite ? nullptr : tame;
             ruled ? take_keys<N, true>(panel, p, piece, machine, space)
@@ -166,16 +169,15 @@ struct Forward {
     const Problem& p = problem;
     const bool ruled = p.program && p.program->rule;
     const int64_t row = (b * p.heads + h) * p.n_q + panel.first;
-    const int64_t lanes = (panel.count + LANES - 1) / LANES * LANES;
     float factor[PANEL];
-    for (int64_t i = 0; i < lanes; ++i) {
+    for (int64_t i = 0; i < panel.lanes; ++i) {
       const bool sees = panel.total[i] != 0.0f;  // the largest score weighs 1, a NaN is not 0
       factor[i] = sees ? 1.0f / panel.total[i] : 0.0f;
       if (i < panel.count)
         p.lse[row + i] =
-            sees ? float(panel.top[i] / (ruled ? 1.0 : LOG2_E_EXACT) + std::log(double(panel.total[i]))) : -INFINITY;
+            sees ? float(panel.top[i] / (ruled ? 1.0 : LOG2_E_EXACT) + std::log(panel.total[i])) : -INFINITY;
     }
-    scatter_lanes(panel.sums, lanes, factor, panel.count, p.value_width, p.output + row * p.value_width,
+    scatter_lanes(panel.sums, panel.lanes, factor, panel.count, p.value_width, p.output + row * p.value_width,
                   p.value_width);
   }
 };

@@ -38,7 +38,7 @@ namespace {
 
 }  // namespace
 
-const Kernels kernels{REGARD_NAME, PANEL, CHUNK, forward, backward};
+const Kernels kernels{REGARD_NAME, PANEL, LANES, CHUNK, forward, backward};
 
 }  // namespace REGARD_BUILD
 }  // namespace regard

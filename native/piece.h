@@ -13,9 +13,10 @@ static Runs runs_of(const Problem& p, int64_t b, int64_t h, int64_t panel, const
   return {c.runs + c.starts[list], c.runs + c.starts[list + 1]};
 }
 
-// Keys side by side that a panel sees, in `hide_from` to `hide_to` perhaps not all of them.
+// Keys side by side that the same vectors of a panel see, in `hide_from` to `hide_to` perhaps not all of them.
 struct Piece {
   int64_t from, to, hide_from, hide_to;
+  int64_t low, high;  // vectors
   const float *k, *v;
   float* scores;
 
@@ -29,7 +30,8 @@ struct Piece {
     if (run == end || run->first >= until || key >= until) return false;
     from = to = std::max<int64_t>(key, run->first);
     hide_from = hide_to = 0;
-    for (; run < end && run->first <= to && to < until; ++run) {
+    low = run->low, high = run->high;
+    for (; run < end && run->first <= to && to < until && run->low == low && run->high == high; ++run) {
       const int64_t first = to;
       to = std::min<int64_t>(until, run->last);
       if (run->partial) {

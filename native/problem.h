@@ -21,6 +21,7 @@ struct Rows {
 struct Run {
   int32_t first, last;  // keys
   int32_t partial;      // whether some pair in it is hidden
+  int32_t low, high;    // the panel's vectors of queries that see something in it
 };
 
 struct Cover {
@@ -55,6 +56,7 @@ static_assert(sizeof(Problem) == 8 * 40, "every field has eight bytes, so that a
 struct Kernels {
   const char* name;
   int64_t panel;  // queries side by side
+  int64_t lanes;  // queries in a vector
   int64_t chunk;  // keys by which a mask is cut
   bool (*forward)(const Problem&, bool (*pause)());
   bool (*backward)(const Problem&, bool (*pause)());

@@ -15,7 +15,8 @@ from regard.plan.blocks import blocks
 from regard.plan.choose import Plan, choose
 from regard.result import Attended
 from regard.spec.precision import without_autocast
-from regard.spec.spec import Inputs, Question, read
+from regard.spec.read import read
+from regard.spec.spec import Inputs, Question
 from regard.weights import Weights
 
 TILED = Tiled()

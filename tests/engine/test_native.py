@@ -18,7 +18,7 @@ from regard.attention import IN_ORDER
 from regard.engine.gradient import run
 from regard.engine.native import Native, builds
 from regard.engine.tiled import Tiled
-from regard.spec.spec import read
+from regard.spec.read import read
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")

@@ -12,7 +12,8 @@ from regard.plan import blocks as blocks_module
 from regard.plan.blocks import Tiles, blocks, blocks_without_data, ranges, strips
 from regard.spec import regions
 from regard.spec.bounds import Bounds
-from regard.spec.spec import Question, read
+from regard.spec.read import read
+from regard.spec.spec import Question
 
 
 def question(

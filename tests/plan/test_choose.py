@@ -10,7 +10,8 @@ from regard import mask
 from regard.errors import EngineError
 from regard.plan.blocks import Tiles, blocks
 from regard.plan.choose import Plan, choose
-from regard.spec.spec import Spec, read
+from regard.spec.read import read
+from regard.spec.spec import Spec
 
 
 @dataclass(eq=False)

@@ -11,7 +11,8 @@ from torch import Tensor
 from regard import mask, score, weigh
 from regard.errors import SpecError
 from regard.spec.normaliser import Sigmoid, Softmax
-from regard.spec.spec import Spec, read
+from regard.spec.read import read
+from regard.spec.spec import Spec
 from regard.spec.term import TRUE
 
 

@@ -31,12 +31,13 @@ except ImportError:  # built without a compiler
 
 @dataclass(frozen=True)
 class Build:
-    """One build of the kernels: its number, the instruction set's name, queries a panel and keys a chunk."""
+    """One build of the kernels: its number, the instruction set's name, and how many queries and keys go together."""
 
     number: int
     name: str
-    panel: int
-    chunk: int
+    panel: int  # queries side by side, in up to three vectors
+    lanes: int  # queries in a vector
+    chunk: int  # keys
 
 
 def builds() -> tuple[Build, ...]:
@@ -76,7 +77,7 @@ class Native:
 
     def tiles(self, spec: Spec) -> Tiles:
         build = self.build
-        return Tiles(48, 16, 2**16) if build is None else Tiles(build.panel, build.chunk, 2**16)
+        return Tiles(16, 16, 2**16) if build is None else Tiles(build.lanes, build.chunk, 2**16)
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
         try:
@@ -113,7 +114,9 @@ class Native:
         condition = visible(spec.mask, spec.rule, inputs.tensors, glance=_may_glance(spec, inputs))
         if condition is TRUE and spec.rule is None:
             return None
-        return prepared(condition, spec.rule, inputs.tensors, spec.lengths, inputs.start, tiles, captured)
+        assert self.build is not None
+        vectors = self.build.panel // self.build.lanes
+        return prepared(condition, spec.rule, inputs.tensors, spec.lengths, inputs.start, tiles, vectors, captured)
 
     def _run(self, kernel: str, problem: "Problem", kept: object) -> None:
         """`kept` lives as long as the kernel runs: the problem holds addresses."""

@@ -6,6 +6,7 @@ with the same mask in every layer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -41,6 +42,16 @@ class Prepared:
 
         `sums` take the gradients of captured tensors, one for each that the program was told to differentiate in.
         """
+        if not sums and self._alone is not None:
+            return self._alone
+        return self._packed(tensors, sums)
+
+    @cached_property
+    def _alone(self) -> tuple[int, object] | None:
+        """The same once for all, where nothing captured is read."""
+        return self._packed((), ()) if all(t.made is not None for t in self.told.tables) else None
+
+    def _packed(self, tensors: Sequence[Tensor], sums: Sequence[Tensor]) -> tuple[int, object]:
         told = self.told
         found = [tensors[t.slot] if t.made is None else made for t, made in zip(told.tables, self.tables, strict=True)]
         addresses = np.array([x.data_ptr() for x in found if x is not None], np.int64)
@@ -59,9 +70,11 @@ def prepared(
     lengths: Lengths,
     start: Start,
     tiles: Tiles,
+    vectors: int,
     wanted: tuple[int, ...] = (),
 ) -> Prepared:
-    """A condition and a rule, ready; `wanted` are the captured tensors whose gradients are summed."""
+    """A condition and a rule, ready. A tile has the queries of one vector, a panel so many `vectors`; `wanted` are the
+    captured tensors whose gradients are summed."""
     tensors = [t.detach() for t in tensors]
     sizes, strides = tuple(tuple(t.shape) for t in tensors), tuple(t.stride() for t in tensors)
     told = program(condition, rule, sizes, strides, wanted)
@@ -70,18 +83,24 @@ def prepared(
             raise Untold(f"it looks up float32 and booleans, not {tensors[table.slot].dtype}")
     begin, begins = (start, []) if isinstance(start, int) else (None, [start])
     read = [tensors[n] for n in sorted(condition.reads | told.reads)] + begins
-    key = (condition, rule, sizes, strides, wanted, lengths, begin, tiles)
-    return _recent.get(key, read, lambda: _prepare(condition, told, tensors, lengths, start, tiles))
+    key = (condition, rule, sizes, strides, wanted, lengths, begin, tiles, vectors)
+    return _recent.get(key, read, lambda: _prepare(condition, told, tensors, lengths, start, tiles, vectors))
 
 
 _recent: Recent[Prepared] = Recent()
 
 
 def _prepare(
-    condition: Term, told: Program, tensors: Sequence[Tensor], lengths: Lengths, start: Start, tiles: Tiles
+    condition: Term,
+    told: Program,
+    tensors: Sequence[Tensor],
+    lengths: Lengths,
+    start: Start,
+    tiles: Tiles,
+    vectors: int,
 ) -> Prepared:
-    runs, kept_runs = _runs(covering(condition, tensors, lengths, start, tiles), lengths)
-    made = _Arrays(told, tensors, lengths, start, tiles.queries)
+    runs, kept_runs = _runs(covering(condition, tensors, lengths, start, tiles), lengths, vectors)
+    made = _Arrays(told, tensors, lengths, start, tiles.queries * vectors)
     code = np.array(
         [[OPS.index(x.op), x.into, x.table, 0, *_word(x.a), *_word(x.b), *_word(x.c)] for x in told.instructions],
         dtype=np.int32,
@@ -102,15 +121,29 @@ def _meeting(nodes: Sequence[Term], lengths: Lengths) -> int:
     return 0 if apart and all(variable("h") in x or lengths[1] == 1 for x in indices) else 1
 
 
-def _runs(found: Cover, lengths: Lengths) -> tuple[tuple[int, ...], object]:
-    rows = found.grid[0]
-    lists = (found.b * found.heads + found.h) * rows + found.row
-    starts = np.searchsorted(lists, np.arange(found.batch * found.heads * rows + 1)).astype(np.int64)
-    keys = found.tile[1]
-    ends = np.minimum(found.last * keys, lengths[3])
-    runs = np.ascontiguousarray(np.stack([found.first * keys, ends, ~found.full], axis=1), dtype=np.int32)
-    fields = (found.batch, found.heads, rows, starts.ctypes.data, runs.ctypes.data)
-    return fields, (starts, runs)
+def _runs(found: Cover, lengths: Lengths, vectors: int) -> tuple[tuple[int, ...], object]:
+    """The runs of keys that each panel sees: where the vectors that see something change, a new one begins."""
+    panels, columns = -(-found.grid[0] // vectors), found.grid[1] + 1
+    begin = ((found.b * found.heads + found.h) * panels + found.row // vectors) * columns  # of a panel's list
+    edges = np.unique(np.concatenate([begin + found.first, begin + found.last]))
+    seen = np.zeros((len(edges), vectors), bool)
+    full = np.zeros_like(seen)
+    for vector in range(vectors):
+        own = found.row % vectors == vector
+        if own.any():
+            first, last = (begin + found.first)[own], (begin + found.last)[own]
+            run = np.maximum(np.searchsorted(first, edges, side="right") - 1, 0)
+            seen[:, vector] = (first[run] <= edges) & (edges < last[run])
+            full[:, vector] = seen[:, vector] & found.full[own][run]
+    low, high = np.argmax(seen, axis=1), vectors - np.argmax(seen[:, ::-1], axis=1)
+    inside = (np.arange(vectors) >= low[:, None]) & (np.arange(vectors) < high[:, None])
+    partial = np.any(inside & ~full, axis=1)
+    sees = np.any(seen[:-1], axis=1)  # the last edge begins nothing
+    lists, keys = edges // columns, edges % columns * found.tile[1]
+    fields = [keys[:-1], np.minimum(keys[1:], lengths[3]), partial[:-1], low[:-1], high[:-1]]
+    runs = np.ascontiguousarray(np.stack(fields, axis=1)[sees], dtype=np.int32)
+    starts = np.searchsorted(lists[:-1][sees], np.arange(found.batch * found.heads * panels + 1)).astype(np.int64)
+    return (found.batch, found.heads, panels, starts.ctypes.data, runs.ctypes.data), (starts, runs)
 
 
 class _Arrays:

@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -104,7 +104,7 @@ class Program:
     looked_up: tuple[tuple[Term, int], ...]  # indices that must stay from 0 to less than a size
     added: tuple[tuple[Term, ...], ...]  # for each wanted tensor the look-ups whose gradients are added up
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[int]:
         """The captured tensors whose numbers are needed beforehand; a tile reads the others itself."""
         made = [t.made for t in self.tables if t.made is not None]
