@@ -183,6 +183,21 @@ def test_what_is_not_finite_reaches_the_gradients_that_it_reaches_in_tiled(build
         torch.testing.assert_close(one.detach(), other.detach(), rtol=2e-4, atol=2e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("wild", [0.0, torch.nan, torch.inf], ids=str)
+def test_a_large_bias_hides_even_where_it_is_not_looked_at_closely(wild):
+    numbers = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, 2, 300, 8, generator=numbers) for _ in range(3))
+    added = torch.randn(2, 300, 300, generator=numbers)
+    added[:, :, 5] = -torch.inf
+    k[:, :, 5], v[:, :, 5] = wild, wild
+
+    found = regard.attention(q, k, v, score=score.bias(added), engine="native")
+
+    expected = regard.attention(q, k, v, score=score.bias(added), engine="reference")
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+    assert found.isfinite().all()
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_the_number_of_threads_changes_no_bit(name):
     rows = Rows(300, 400, 16, heads=6, key_heads=2)

@@ -152,7 +152,7 @@ def test_a_mask_without_data_is_searched_once(monkeypatch: pytest.MonkeyPatch) -
     assert len(calls) == 5
 
 
-def test_a_mask_with_data_is_searched_anew_for_each_call() -> None:
+def test_a_mask_with_data_is_searched_anew_when_its_data_change() -> None:
     tiles = Tiles(4, 4, 64)
     lengths = torch.tensor([20])
     before = cover_of(question(mask=mask.padding(lengths)), tiles)

@@ -22,6 +22,8 @@ from regard.spec.program import Untold, program
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import TRUE, Term, slot_of, variable, walk
 
+PANELS_TOGETHER = 8  # in native/forward.h
+
 core: ModuleType | None
 try:
     from regard import _core as core
@@ -77,7 +79,9 @@ class Native:
 
     def tiles(self, spec: Spec) -> Tiles:
         build = self.build
-        return Tiles(16, 16, 2**16) if build is None else Tiles(build.lanes, build.chunk, 2**16)
+        if build is None:
+            return Tiles(16, 16, 2**16)
+        return Tiles(build.lanes, build.chunk, 2**16, sharing=PANELS_TOGETHER * build.panel // build.lanes)
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
         try:

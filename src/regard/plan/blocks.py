@@ -20,12 +20,14 @@ class Tiles:
     """How many queries and keys a tile has, and how many numbers a tile of several heads may hold.
 
     Full tiles side by side are taken together up to `row` keys, since each costs some calls whatever its size.
+    `sharing` tiles of queries read the same keys one after another, while they are near.
     """
 
     queries: int
     keys: int
     numbers: int
     row: int = 0
+    sharing: int = 1
 
 
 @dataclass(frozen=True, eq=False)
