@@ -132,6 +132,18 @@ def test_tensors_may_lie_in_memory_in_any_way():
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
+def test_a_table_may_be_read_in_any_order_of_its_columns(build):
+    rows = Rows(30, 64)
+    columns = torch.arange(64).view(-1, 4)[:, [0, 2, 1, 3]].flatten()  # as many apart at the ends as if in order
+    bias = torch.randn(30, 64)
+    options = dict(
+        score=lambda s, b, h, i, j: s + bias[i, columns[j]], mask=lambda b, h, i, j: (bias > 0)[i, columns[j]]
+    )
+
+    close(rows.answers(Native(Tiled(), build), **options), rows.answers(Tiled(), **options))
+
+
 OBJECTIONS = {
     "float64": (dict(), torch.float64, "computed in float64, and it knows float32"),
     "bfloat16": (dict(), torch.bfloat16, "computed in bfloat16, and it knows float32"),
