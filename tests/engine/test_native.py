@@ -90,6 +90,14 @@ def test_every_width_gives_what_tiled_gives(build, width):
     close(rows.answers(Native(Tiled(), build)), rows.answers(Tiled()))
 
 
+@pytest.mark.parametrize("batch, n_q, n_k", [(2, 0, 0), (2, 0, 3), (2, 3, 0), (0, 3, 3), (2, 1, 1)])
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_takes_sizes_of_none_and_one(name, batch, n_q, n_k):
+    rows = Rows(n_q, n_k, batch=batch)
+
+    close(rows.answers(IN_ORDER[0], **RULES[name]), rows.answers(Tiled(), **RULES[name]))
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_the_number_of_threads_changes_no_bit(name):
     rows = Rows(300, 400, 16, heads=6, key_heads=2)

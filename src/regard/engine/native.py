@@ -108,7 +108,8 @@ class Native:
         assert self.build is not None
         condition = visible(spec.mask, spec.rule, inputs.tensors)
         found: _Prepared | None = None
-        if condition is not TRUE or spec.rule is not None:
+        pairs = spec.batch * spec.heads * spec.n_q * spec.n_k
+        if pairs and (condition is not TRUE or spec.rule is not None):  # nobody's positions have no bounds
             try:
                 found = _prepared(condition, spec, inputs, tiles, self.build)
             except Untold:
