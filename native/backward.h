@@ -85,7 +85,7 @@ struct Backward {
       range[2 * item + 1] = int32_t((high + BACK_KEYS - 1) / BACK_KEYS);
     }
     for (int64_t group = 0; group < p.batch * p.key_heads; ++group)
-      for (int64_t tile = 0; tile < tiles; ++tile) 
+      for (int64_t tile = 0; tile < tiles; ++tile)
         turn[group * tiles + tile] = next_at(group * sharing, (group + 1) * sharing, tile);
   }
 
@@ -266,7 +266,7 @@ struct Backward {
 
   static void copy_rows(const float* from, int64_t row, int64_t count, int64_t width, float* to, int64_t to_row) {
     for (int64_t i = 0; i < count; ++i) {
-      std::memcpy(to + i * to_row, from + i * row, sizeof(float) * width);
+      std::copy_n(from + i * row, width, to + i * to_row);
       std::fill(to + i * to_row + width, to + (i + 1) * to_row, 0.0f);
     }
   }

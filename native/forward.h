@@ -100,8 +100,8 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
   }
-  int32_t* seen = reinterpret_cast<int32_t*>(piece.tame) + KEYS * problem.value_width;
-  if (piece.tame)
+  int32_t* seen = piece.tame ? reinterpret_cast<int32_t*>(piece.tame) + KEYS * problem.value_width : nullptr;
+  if (seen)
     for (int64_t i = 0; i < count * N * LANES; i += LANES) store(seen + i, IntVec(load(scores + i) != -INFINITY));
   REGARD_UNROLL for (int j = 0; j < N; ++j) {
     const Vec before = load(panel.top + j * LANES);
@@ -132,7 +132,7 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
         float* place = scores + (t * N + j) * LANES;
         store(place, choose(panel.dropout.kept(piece.from + t, j), load(place) * panel.dropout.factor, Vec{}));
       }
-  if (piece.tame) return sum_wild<N>(panel, problem, piece, shrink, seen);
+  if (seen) return sum_wild<N>(panel, problem, piece, shrink, seen);
   weighted_sums<N>(scores, piece.v, problem.v_strides.row, count, problem.value_width, shrink, panel.sums);
 }
 
