@@ -350,7 +350,7 @@ struct Backward {
 
   static void copy_rows(const float* from, int64_t row, int64_t count, int64_t width, float* to, int64_t to_row) {
     for (int64_t i = 0; i < count; ++i) {
-      std::memcpy(to + i * to_row, from + i * row, sizeof(float) * width);
+      std::copy_n(from + i * row, width, to + i * to_row);
       std::fill(to + i * to_row + width, to + (i + 1) * to_row, 0.0f);
     }
   }

@@ -60,8 +60,8 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
   }
-  int32_t* seen = reinterpret_cast<int32_t*>(tame) + (tame ? KEYS * problem.value_width : 0);
-  if (tame)
+  int32_t* seen = tame ? reinterpret_cast<int32_t*>(tame) + KEYS * problem.value_width : nullptr;
+  if (seen)
     for (int64_t i = 0; i < count * N * LANES; i += LANES) store(seen + i, IntVec(load(scores + i) != -INFINITY));
   REGARD_UNROLL for (int j = 0; j < N; ++j) {
     const Vec before = load(tops + j * LANES);
@@ -92,7 +92,7 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
         float* place = scores + (t * N + j) * LANES;
         store(place, choose(panel.dropout.kept(piece.from + t, piece.low + j), load(place) * panel.dropout.factor, Vec{}));
       }
-  if (tame) return sum_wild<N>(panel, problem, piece, shrink, tame, seen);
+  if (seen) return sum_wild<N>(panel, problem, piece, shrink, tame, seen);
   weighted_sums<N>(scores, piece.v, problem.v.row, count, problem.value_width, shrink, panel.sums + low,
                    panel.lanes);
 }

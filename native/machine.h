@@ -37,6 +37,13 @@ REGARD_INLINE void unary(const Source& a, float* into, int64_t rows, const F& f)
   for (int64_t i = 0; i < rows * N * LANES; i += LANES) store(into + i, f(load(a.at + i)));
 }
 
+// Whether each of these numbers is one more than the number before it.
+REGARD_INLINE bool count_up(const int32_t* numbers, int64_t step, int64_t count) {
+  for (int64_t i = 1; i < count; ++i)
+    if (numbers[i * step] != numbers[0] + i) return false;
+  return true;
+}
+
 template <class F>
 REGARD_INLINE Vec each(Vec x, const F& f) {
   for (int lane = 0; lane < LANES; ++lane) x[lane] = f(x[lane]);
@@ -58,10 +65,7 @@ struct Machine {
 
   template <int64_t W>
   bool side_by_side(int32_t array, const int32_t* numbers) {
-    if (array != known) {
-      known = array, follow = true;
-      for (int64_t lane = 1; lane < W; ++lane) follow &= numbers[lane] == numbers[0] + lane;
-    }
+    if (array != known) known = array, follow = count_up(numbers, 1, W);
     return follow;
   }
 
@@ -102,7 +106,7 @@ struct Machine {
     }
     int64_t t = 0;
     if (by_both) {  // rows of a table that lie along the keys: read so, then turned over
-      for (; t + LANES <= rows && key_part[(t + LANES - 1) * b.row] == key_part[t * b.row] + LANES - 1; t += LANES)
+      for (; t + LANES <= rows && count_up(key_part + t * b.row, b.row, LANES); t += LANES)
         for (int j = 0; j < N; ++j) {
           Vec x[LANES];
           REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) {
@@ -158,7 +162,7 @@ struct Machine {
     }
     int64_t t = 0;
     if (!a.spread && a.row == 0 && b.spread)  // rows of a table that lie along the keys
-      for (; t + LANES <= rows && key_part[(t + LANES - 1) * b.row] == key_part[t * b.row] + LANES - 1; t += LANES)
+      for (; t + LANES <= rows && count_up(key_part + t * b.row, b.row, LANES); t += LANES)
         for (int j = 0; j * LANES < queries; ++j) {
           Vec g[LANES];
           REGARD_UNROLL for (int i = 0; i < LANES; ++i) g[i] = gradient(t + i, j);

@@ -97,8 +97,12 @@ REGARD_INLINE Vec exp2(Vec x) {
 REGARD_INLINE Vec exp(Vec x) {
   x = smaller(all(89.0f), larger(all(-88.0f), x));  // in this order a NaN stays
   const Vec n = rounded(x * 1.44269502f);
+#if REGARD_LANES == 4  // without fused products: n times the first part of log(2) is exact
+  const Vec f = ((x - n * 0.693359375f) + n * 2.12194440e-4f) * 1.44269504f;
+#else
   // log2(e) in two parts, so that the fraction is right however large n is
   const Vec f = fma(x, all(1.92596299e-8f), fma(x, all(1.44269502f), -n));
+#endif
   return choose(n > 127.0f, power(n - 1.0f, f) * 2.0f, power(n, f));
 }
 

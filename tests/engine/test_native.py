@@ -104,6 +104,8 @@ def _captured(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
 
 
+ORDER = torch.arange(210).view(-1, 5)[:, [0, 3, 2, 1, 4]].flatten()  # the ends of each few stay where they are
+
 # Rules on (2 batch elements, 2 heads, 61 queries, 210 keys) that capture a tensor: what it is, and the rule.
 LEARNED = {
     "slopes": ((2,), lambda t: score.alibi(t)),
@@ -118,6 +120,7 @@ LEARNED = {
     "buckets": ((32, 2), lambda t: score.relative(t)),
     "difference": ((271,), lambda t: lambda s, b, h, i, j: s + t[i - j + 210]),
     "used twice": ((210,), lambda t: lambda s, b, h, i, j: s * t[j] + t[i] * t[(i + j) % 7]),
+    "in another order": ((61, 210), lambda t: lambda s, b, h, i, j: s + t[i, ORDER[j]]),
     "turned over": ((210, 61), lambda t: lambda s, b, h, i, j: s + t[j, i]),
     "a choice": ((61,), lambda t: lambda s, b, h, i, j: torch.where(i > j, s + t[i], s * 0.5)),
     "through the score": ((2,), lambda t: lambda s, b, h, i, j: torch.tanh(s * t[h]) * t[b]),
@@ -198,6 +201,14 @@ def test_a_large_bias_hides_even_where_it_is_not_looked_at_closely(wild):
     assert found.isfinite().all()
 
 
+@pytest.mark.parametrize("batch, n_q, n_k", [(2, 0, 0), (2, 0, 3), (2, 3, 0), (0, 3, 3), (2, 1, 1)])
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_takes_sizes_of_none_and_one(name, batch, n_q, n_k):
+    rows = Rows(n_q, n_k, batch=batch)
+
+    close(rows.answers(IN_ORDER[0], **RULES[name]), rows.answers(Tiled(), **RULES[name]))
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_the_number_of_threads_changes_no_bit(name):
     rows = Rows(300, 400, 16, heads=6, key_heads=2)
@@ -238,6 +249,18 @@ def test_tensors_may_lie_in_memory_in_any_way():
 
     found = rows.answers(IN_ORDER[0], mask=mask.causal())
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
+def test_a_table_may_be_read_in_any_order_of_its_columns(build):
+    rows = Rows(30, 64)
+    columns = torch.arange(64).view(-1, 4)[:, [0, 2, 1, 3]].flatten()  # as many apart at the ends as if in order
+    bias = torch.randn(30, 64)
+    options = dict(
+        score=lambda s, b, h, i, j: s + bias[i, columns[j]], mask=lambda b, h, i, j: (bias > 0)[i, columns[j]]
+    )
+
+    close(rows.answers(Native(Tiled(), build), **options), rows.answers(Tiled(), **options))
 
 
 OBJECTIONS = {

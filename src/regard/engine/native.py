@@ -116,7 +116,7 @@ class Native:
     def _ready(self, spec: Spec, inputs: Inputs, tiles: Tiles, captured: tuple[int, ...] = ()) -> Prepared | None:
         """The mask and the rule as the kernels take them; None where there is neither."""
         condition = visible(spec.mask, spec.rule, inputs.tensors, glance=_may_glance(spec, inputs))
-        if condition is TRUE and spec.rule is None:
+        if (condition is TRUE and spec.rule is None) or 0 in spec.lengths:  # nobody's positions have no bounds
             return None
         assert self.build is not None
         vectors = self.build.panel // self.build.lanes
