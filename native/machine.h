@@ -97,11 +97,14 @@ struct Machine {
     const int32_t* lane_part = reinterpret_cast<const int32_t*>(a.at);
     const int32_t* key_part = reinterpret_cast<const int32_t*>(b.at);
     const bool by_both = !a.spread && b.spread && a.row == 0;
-    if (by_both && x.op == LOOKUP && side_by_side<W>(x.a.index, lane_part)) {
-      const float* from = static_cast<const float*>(table) + lane_part[0];
-      for (int64_t t = 0; t < rows; ++t)
+    if (by_both && side_by_side<W>(x.a.index, lane_part)) {
+      for (int64_t t = 0; t < rows; ++t) {
+        const int64_t place = int64_t(lane_part[0]) + key_part[t * b.row];
         REGARD_UNROLL for (int j = 0; j < N; ++j)
-          store(into + t * W + j * LANES, load(from + key_part[t * b.row] + j * LANES));
+          store(into + t * W + j * LANES,
+                x_op == LOOKUP ? load(static_cast<const float*>(table) + place + j * LANES)
+                               : floats(conditions(static_cast<const uint8_t*>(table) + place + j * LANES)));
+      }
       return;
     }
     int64_t t = 0;

@@ -15,6 +15,7 @@ import torch
 
 from regard.spec.derivative import ONE, derivatives
 from regard.spec.evaluate import DECIDES
+from regard.spec.linear import KEY, in_tile, of_difference, split
 from regard.spec.term import COMPARISONS, TRUE, Term, apply, constant, slot_of, variable, walk
 
 # in the order in which the machine counts them
@@ -29,7 +30,6 @@ OPS = (
 PLACES = ("register", "lanes", "keys", "number", "nothing")
 SCORES, SPARE = 0, 1  # registers: the scores, and one that hiding may overwrite and the slope ends up in
 
-_QUERY, _KEY = frozenset("ip"), frozenset("j")
 _STEPS_FOR_A_TABLE = 3
 _NAMES = {"minimum": "min", "maximum": "max", "bitand": "and", "bitor": "or", "bitxor": "xor"}
 _NAMES |= {"shift_left": "shl", "shift_right": "shr"}
@@ -186,7 +186,7 @@ class _Compiler:
     def hide(self, part: Term) -> None:
         """Scores become -inf where this condition does not hold."""
         known: dict[tuple[Term, bool], Operand] = {}
-        if part.op in COMPARISONS and all(a.kind != "float" for a in part.args) and _in_tile(part):
+        if part.op in COMPARISONS and all(a.kind != "float" for a in part.args) and in_tile(part):
             name, x, y = _ordered(part.op, *part.args)
             if not _worth_a_table(part):
                 a, b = (self._whole_number(t, known) for t in (x, y))
@@ -234,7 +234,7 @@ class _Compiler:
             return Operand("number", _number_bits(term))
         if term is variable("s"):
             return Operand("register", SCORES)
-        if not _in_tile(term):
+        if not in_tile(term):
             return self._beforehand(term, precise)
         if _worth_a_table(term):
             return self._by_difference(term, precise)
@@ -245,7 +245,7 @@ class _Compiler:
         return self._computed(term, precise, known)
 
     def _beforehand(self, term: Term, precise: bool) -> Operand:
-        place, into = ("keys", self.keys) if term.depends & _KEY else ("lanes", self.lanes)
+        place, into = ("keys", self.keys) if term.depends & KEY else ("lanes", self.lanes)
         wanted = Beforehand(term, precise)
         if wanted not in into:
             into.append(wanted)
@@ -280,11 +280,11 @@ class _Compiler:
         address: Operand | None = None
         for index, size, stride in zip(term.args, self.sizes[slot_of(term)], strides, strict=True):
             self.looked_up.append((index, size))
-            split = _split(index)
+            parts = split(index)
             step = constant(stride)
-            if split is not None:
-                on_lanes = apply("add", on_lanes, apply("mul", split[0], step))
-                on_keys = apply("add", on_keys, apply("mul", split[1], step))
+            if parts is not None:
+                on_lanes = apply("add", on_lanes, apply("mul", parts[0], step))
+                on_keys = apply("add", on_keys, apply("mul", parts[1], step))
                 continue
             part = self._emit("i_mul", self._whole_number(index, known), self._operand(step, False, known))
             address = part if address is None else self._emit("i_add", address, part)
@@ -340,20 +340,16 @@ class _Compiler:
     def _float(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
         if term.kind == "float":
             return self._operand(term, precise, known)
-        if not _in_tile(term):
+        if not in_tile(term):
             return self._operand(apply("to_float", term), precise, known)
         return self._emit("i_to_f", self._whole_number(term, known))
 
     def _whole_number(self, term: Term, known: dict[tuple[Term, bool], Operand]) -> Operand:
         if term.kind == "int":
             return self._operand(term, False, known)
-        if term.op == "constant" or not _in_tile(term):
+        if term.op == "constant" or not in_tile(term):
             return self._operand(apply("to_int", term), False, known)
         return self._emit("b_to_i", self._operand(term, False, known))
-
-
-def _in_tile(term: Term) -> bool:
-    return "s" in term.depends or bool(term.depends & _QUERY and term.depends & _KEY)
 
 
 def _ordered(op: str, x: Term, y: Term) -> tuple[str, Term, Term]:
@@ -374,49 +370,7 @@ def _number_bits(term: Term) -> int:
 
 def _worth_a_table(term: Term) -> bool:
     """Whether a term depends on the difference of positions alone, and is long or beyond the machine."""
-    if "s" in term.depends or {"i", "p"} <= term.depends or not _of_difference(term):
+    if "s" in term.depends or {"i", "p"} <= term.depends or not of_difference(term):
         return False
-    steps = [node for node in walk(term) if _in_tile(node)]
+    steps = [node for node in walk(term) if in_tile(node)]
     return len(steps) >= _STEPS_FOR_A_TABLE or any(node.op in ("floordiv", "mod") for node in steps)
-
-
-def _of_difference(term: Term) -> bool:
-    if not term.depends & (_QUERY | _KEY):
-        return True
-    linear = _linear(term)
-    if linear is not None:
-        return linear[0] == -linear[1]
-    return bool(term.args) and all(_of_difference(a) for a in term.args)
-
-
-def _linear(term: Term) -> tuple[int, int] | None:
-    """The factors of the query's and the key's position in a sum; None if it is no such sum."""
-    if not term.depends & (_QUERY | _KEY):
-        return (0, 0)
-    if term.op == "variable":
-        return (1, 0) if term.value in _QUERY else (0, 1)
-    if term.kind != "int" or term.op not in ("add", "sub", "neg"):
-        return None
-    parts = [_linear(a) for a in term.args]
-    if any(p is None for p in parts):
-        return None
-    (a, b), *rest = [p for p in parts if p is not None]
-    if term.op == "neg":
-        return (-a, -b)
-    sign = 1 if term.op == "add" else -1
-    return (a + sign * rest[0][0], b + sign * rest[0][1])
-
-
-def _split(term: Term) -> tuple[Term, Term] | None:
-    """A whole number as a sum of one for the query and one for the key; None if it is no such sum."""
-    if not _in_tile(term):
-        return (constant(0), term) if term.depends & _KEY else (term, constant(0))
-    if term.kind != "int" or term.op not in ("add", "sub", "neg"):
-        return None
-    parts = [_split(a) for a in term.args]
-    if any(p is None for p in parts):
-        return None
-    known = [p for p in parts if p is not None]
-    if term.op == "neg":
-        return apply("neg", known[0][0]), apply("neg", known[0][1])
-    return apply(term.op, known[0][0], known[1][0]), apply(term.op, known[0][1], known[1][1])
