@@ -5,6 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 CORE   := $(VENV)/.core
+PEERS  := $(VENV)/.peers
 LOG    := $(VENV)/setup.log
 DIST   := dist
 TORCH  := $(shell sed -n '/^torch==/p' constraints.txt)
@@ -66,11 +67,17 @@ test: setup  ## every test not marked long: under 12 minutes on two cores
 test-long: setup  ## the tests marked long (lengths, memory), one after another: under 45 minutes
 	@$(PY) -m pytest -m long --durations 10
 
-bench: setup  ## measure side by side with others, and write the results
-	@$(PY) benchmarks/run.py
+bench: setup $(PEERS)  ## measure side by side with others, and write the results: under 40 minutes
+	@$(PY) -m benchmarks.run
 
-bench-quick: setup  ## the same at small sizes: under 2 minutes
-	@$(PY) benchmarks/run.py --quick
+# What is only compared with stays out of the environment of the tests until then.
+$(PEERS): $(STAMP)
+	@echo "bench: installing the libraries to compare with (a minute)"
+	@$(PIP_INSTALL) -e '.[bench]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
+	@touch $@ $(CORE)
+
+bench-quick: setup  ## the same at small sizes, with the libraries that are installed: under 2 minutes
+	@$(PY) -m benchmarks.run --quick
 
 mutants: setup  ## break the code on purpose, one break at a time: each must fail its law
 	@$(PY) tools/mutants.py

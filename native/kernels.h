@@ -24,13 +24,17 @@
 #pragma GCC target("avx2,fma")
 #endif
 
+#ifndef REGARD_MACHINE  // benchmarks/twins puts rules written by hand in its place
+#define REGARD_MACHINE "machine.h"
+#endif
+
 namespace regard {
 namespace REGARD_BUILD {
 namespace {
 
 #include "simd.h"
 #include "panel.h"
-#include "machine.h"
+#include REGARD_MACHINE
 #include "piece.h"
 #include "dropout.h"
 #include "forward.h"
