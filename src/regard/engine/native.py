@@ -84,10 +84,19 @@ class Native:
         return Tiles(build.lanes, build.chunk, 2**16, sharing=PANELS_TOGETHER * build.panel // build.lanes)
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
+        glance = _adds_a_large_tensor(spec, inputs)
+        output, lse = self._forward(spec, inputs, tiles, glance)
+        if glance and bool(lse.sum().isnan()):  # perhaps of a score that the tensor should have hidden
+            return self._forward(spec, inputs, tiles, glance=False)
+        return output, lse
+
+    def _forward(self, spec: Spec, inputs: Inputs, tiles: Tiles, glance: bool) -> tuple[Tensor, Tensor]:
         try:
-            ready = self._ready(spec, inputs, tiles)
+            ready = self._ready(spec, inputs, tiles, glance)
         except Untold:
-            return self.otherwise.forward(spec, inputs, self.otherwise.tiles(spec))
+            output, statistic = self.otherwise.forward(spec, inputs, self.otherwise.tiles(spec))
+            assert statistic is not None
+            return output, statistic
         output = inputs.q.new_empty((spec.batch, spec.heads, spec.n_q, spec.value_width))
         lse = inputs.q.new_empty((spec.batch, spec.heads, spec.n_q))
         problem, kept = _problem(spec, inputs, ready)
@@ -98,7 +107,8 @@ class Native:
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
         captured = tuple(n for n, needed in enumerate(needs[3:]) if needed)
         try:
-            ready = self._ready(spec, inputs, tiles, captured)
+            glance = _adds_a_large_tensor(spec, inputs) and _scores_are_finite(spec, inputs)
+            ready = self._ready(spec, inputs, tiles, glance, captured)
         except Untold:
             return self.otherwise.backward(spec, inputs, self.otherwise.tiles(spec), saved, needs)
         sums = [torch.zeros(x.shape) for x in (inputs.q, inputs.k, inputs.v, *(inputs.tensors[n] for n in captured))]
@@ -113,9 +123,11 @@ class Native:
         dtypes = [inputs.every()[n].dtype for n, needed in enumerate(needs) if needed]
         return [sums[n].to(dtype) for n, dtype in zip(summed, dtypes, strict=True)]
 
-    def _ready(self, spec: Spec, inputs: Inputs, tiles: Tiles, captured: tuple[int, ...] = ()) -> Prepared | None:
+    def _ready(
+        self, spec: Spec, inputs: Inputs, tiles: Tiles, glance: bool, captured: tuple[int, ...] = ()
+    ) -> Prepared | None:
         """The mask and the rule as the kernels take them; None where there is neither."""
-        condition = visible(spec.mask, spec.rule, inputs.tensors, glance=_may_glance(spec, inputs))
+        condition = visible(spec.mask, spec.rule, inputs.tensors, glance)
         if (condition is TRUE and spec.rule is None) or 0 in spec.lengths:  # nobody's positions have no bounds
             return None
         assert self.build is not None
@@ -128,13 +140,15 @@ class Native:
         getattr(core, kernel)(self.build.number, bytes(problem))
 
 
-def _may_glance(spec: Spec, inputs: Inputs) -> bool:
-    """Whether the rule adds one large tensor to scores that are all finite: no product is larger than the norms'."""
+def _adds_a_large_tensor(spec: Spec, inputs: Inputs) -> bool:
     rule = spec.rule
     if rule is None or rule.op != "add" or rule.args[0] is not variable("s") or rule.args[1].op != "lookup":
         return False
-    if inputs.tensors[slot_of(rule.args[1])].numel() <= GLANCE:
-        return False
+    return inputs.tensors[slot_of(rule.args[1])].numel() > GLANCE
+
+
+def _scores_are_finite(spec: Spec, inputs: Inputs) -> bool:
+    """No product is larger than that of the norms."""
     norms = (torch.linalg.vector_norm(x.detach()) for x in (inputs.q, inputs.k))
     return math.prod(float(x) for x in norms) * abs(spec.scale) < 1e38
 

@@ -29,17 +29,18 @@ class Recent(Generic[Made]):
         """What `make` gives for this key and tensors of this content; `make` must depend on nothing else."""
         if sum(t.nbytes for t in tensors) > self._bytes_kept:
             return make()
-        key = (key, *((t.shape, t.dtype, t.device) for t in tensors))
+        words = [_words(t) for t in tensors]
+        key = (key, *((t.shape, t.dtype, t.device, w.dtype) for t, w in zip(tensors, words, strict=True)))
         with self._lock:
             found = self._known.get(key)
-        if found is not None and all(torch.equal(a, _bits(t)) for a, t in zip(found[0], tensors, strict=True)):
+        if found is not None and all(torch.equal(a, w) for a, w in zip(found[0], words, strict=True)):
             with self._lock:
                 if key in self._known:
                     self._known.move_to_end(key)
             return found[1]
         made = make()
         with self._lock:
-            self._known[key] = ([_bits(t).clone() for t in tensors], made)
+            self._known[key] = ([w.clone() for w in words], made)
             self._known.move_to_end(key)
             while self._size() > self._bytes_kept or len(self._known) > 64:
                 self._known.popitem(last=False)
@@ -49,7 +50,11 @@ class Recent(Generic[Made]):
         return sum(t.nbytes for copies, _ in self._known.values() for t in copies)
 
 
-def _bits(x: Tensor) -> Tensor:
-    """Numbers that are equal only where the given ones are the same: 0.0 equals -0.0, and NaN not even itself."""
+def _words(x: Tensor) -> Tensor:
+    """The same memory as whole numbers, 64 bits each if that goes: equal only where x is the same. As floats 0.0 would
+    equal -0.0 and NaN not even itself, and booleans are compared one by one."""
+    x = x.detach()
+    if x.is_contiguous() and x.nbytes % 8 == 0 and x.data_ptr() % 8 == 0:
+        return x.view(-1).view(torch.int64)
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return x.detach().view(whole[x.element_size()]) if x.is_floating_point() else x.detach()
+    return x.view(whole[x.element_size()]) if x.is_floating_point() else x
