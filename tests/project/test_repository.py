@@ -181,7 +181,7 @@ def test_the_pinned_torch_is_within_the_supported_range() -> None:
     assert ranges["torch"].contains("2.13.0")
 
 
-@pytest.mark.parametrize("target", ["setup", "check", "test", "test-long", "bench", "mutants", "wheel"])
+@pytest.mark.parametrize("target", ["setup", "check", "test", "test-long", "sanitize", "bench", "mutants", "wheel"])
 def test_make_lists_its_targets(target: str) -> None:
     listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"make {target} " in listed
