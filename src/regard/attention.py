@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.eager import runs_eagerly
+from regard.engine.fused import Fused
 from regard.engine.gradient import Engine, run
 from regard.engine.native import Native
 from regard.engine.reference import Reference
@@ -20,13 +21,15 @@ from regard.spec.spec import Inputs, Question
 from regard.weights import Weights
 
 TILED = Tiled()
-IN_ORDER: tuple[Engine, ...] = (Native(otherwise=TILED), TILED)
-BY_NAME: tuple[Engine, ...] = (Reference(),)
+IN_ORDER: tuple[Engine, ...] = (Native(otherwise=TILED), Fused(otherwise=TILED), TILED, Reference())
 
 
 def engines() -> tuple[str, ...]:
-    """The names of the engines, in the order in which they are tried; `reference` runs only when asked for."""
-    return tuple(e.name for e in (*IN_ORDER, *BY_NAME))
+    """The names of the engines, in the order in which they are tried.
+
+    Those that keep every pair in memory, `reference` and on the CPU `fused`, run only when asked for.
+    """
+    return tuple(e.name for e in IN_ORDER)
 
 
 @runs_eagerly
@@ -62,7 +65,7 @@ def attention(
             [0.3302]])
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    plan = choose(question.spec, IN_ORDER, engine)
     output, _, _ = answer(question, plan)
     return question.shaped(output)
 
@@ -90,7 +93,7 @@ def attend(
     [0.6697615385055542, 0.3302384614944458]
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    plan = choose(question.spec, IN_ORDER, engine)
     output, statistic, inputs = answer(question, plan)
     exact = torch.float64 if plan.spec.dtype == torch.float64 else torch.float32
     shaped = None if statistic is None else question.shaped(statistic.to(exact))
@@ -119,7 +122,7 @@ def explain(
     tiled
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    plan = choose(question.spec, IN_ORDER, engine)
     return plan.covering(blocks(question.spec, question.captured(), question.start, plan.tiles))
 
 
@@ -131,7 +134,7 @@ def answer(
     `n_k` is the number of keys a weighing counts, where it differs by query; `places` where queries and keys stand, if
     not where they lie.
     """
-    engine = next(e for e in (*IN_ORDER, *BY_NAME) if e.name == plan.engine)
+    engine = next(e for e in IN_ORDER if e.name == plan.engine)
     with without_autocast(question.q.device.type):
         inputs = question.inputs(engine.exact)
         output, statistic = run(engine, plan.spec, plan.tiles, inputs)

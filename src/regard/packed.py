@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import BY_NAME, IN_ORDER, answer
+from regard.attention import IN_ORDER, answer
 from regard.eager import runs_eagerly
 from regard.errors import SpecError
 from regard.plan.choose import choose
@@ -75,7 +75,7 @@ def attention_packed(
         seed=seed,
         start=0,
     )
-    plan = choose(question.spec, IN_ORDER, BY_NAME, engine)
+    plan = choose(question.spec, IN_ORDER, engine)
     output, _, _ = answer(question, plan, sequences.keys_seen(), (sequences.p, sequences.j))
     shaped = question.shaped(output)
     return shaped[0] if q.ndim == 3 else shaped

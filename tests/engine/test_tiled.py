@@ -345,3 +345,18 @@ def test_numbers_whose_sum_overflows_are_as_finite_as_any_other():
     expected = regard.attention(q, k, v, mask=mask.causal(), engine="reference")
     assert bool(torch.isfinite(found).all())
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e32)  # float32: seven digits of 1e37
+
+
+def test_scores_that_overflow_in_one_document_leave_the_gradients_of_the_others_alone():
+    documents = torch.tensor([0, 0, 0, 1, 1])
+    tensors = [normal(1, 1, 5, 2, seed=seed, dtype=torch.float32) for seed in (1, 2, 3)]
+    for x in tensors:
+        x[:, :, 3:] = 1e30  # finite, but 1e60 is not
+
+    output = regard.attention(*(x.requires_grad_() for x in tensors), mask=mask.documents(documents), engine="tiled")
+    found = torch.autograd.grad(output, tensors, torch.ones_like(output))
+
+    alone = [x.detach()[:, :, :3].requires_grad_() for x in tensors]
+    output = regard.attention(*alone, engine="tiled")
+    for got, expected in zip(found, torch.autograd.grad(output, alone, torch.ones_like(output)), strict=True):
+        torch.testing.assert_close(got[:, :, :3], expected, rtol=1e-5, atol=1e-6)  # float32, other tiles

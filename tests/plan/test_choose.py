@@ -1,6 +1,6 @@
 """Choosing an engine: the first without an objection; what the others said is kept."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -20,8 +20,11 @@ class Stub:
 
     name: str
     reasons: tuple[str, ...] = ()
-    linear_memory: bool = True
     variant: str = ""
+    keeps_pairs_on: tuple[str, ...] = ()
+
+    def linear_memory(self, spec: Spec) -> bool:
+        return spec.device not in self.keeps_pairs_on
 
     def objections(self, spec: Spec) -> tuple[str, ...]:
         return self.reasons
@@ -35,7 +38,7 @@ def spec(**options: object) -> Spec:
     return read(shape, shape, shape, **options).spec  # type: ignore[arg-type]
 
 
-FAST, SLOW, EXACT = Stub("fast"), Stub("slower"), Stub("exact", linear_memory=False)
+FAST, SLOW, EXACT = Stub("fast"), Stub("slower"), Stub("exact", keeps_pairs_on=("cpu", "cuda"))
 SHY = Stub("shy", ("dtype is float64, and this engine knows float32", "the mask looks something up"))
 
 
@@ -45,30 +48,36 @@ def test_the_first_engine_without_an_objection_is_chosen() -> None:
 
 
 def test_the_plan_takes_the_tiles_and_the_memory_of_the_engine() -> None:
-    plan = choose(spec(), (SLOW, FAST), (EXACT,), "exact")
+    plan = choose(spec(), (SLOW, FAST, EXACT), "exact")
     assert plan.tiles == Tiles(5, 8, 64) and not plan.linear_memory
-    assert choose(spec(), (SLOW, FAST), (EXACT,)).linear_memory
+    assert choose(spec(), (SLOW, FAST, EXACT)).linear_memory
 
 
 def test_every_engines_objections_are_kept_also_those_that_come_after() -> None:
     later = Stub("later", ("it is too late",))
-    plan = choose(spec(), (SHY, FAST, later), (EXACT,))
+    plan = choose(spec(), (SHY, EXACT, FAST, later))
     assert plan.objections == {
         "shy": SHY.reasons,
         "fast": (),
         "later": ("it is too late",),
-        "exact": ("it runs only when asked for by name",),
+        "exact": ("it keeps every pair in memory, so it runs only when asked for by name",),
     }
 
 
 def test_an_engine_that_runs_by_name_only_is_never_fallen_back_to() -> None:
     with pytest.raises(EngineError, match="some engine must be able to answer this, and all object"):
-        choose(spec(), (SHY,), (EXACT,))
+        choose(spec(), (SHY, EXACT))
+
+
+def test_an_engine_may_keep_every_pair_on_one_device_and_not_on_another() -> None:
+    there = Stub("there", keeps_pairs_on=("cpu",))
+    assert choose(spec(), (there, SLOW)).engine == "slower"
+    assert choose(replace(spec(), device="cuda"), (there, SLOW)).engine == "there"
 
 
 def test_an_engine_asked_for_by_name_runs_whatever_its_place() -> None:
-    assert choose(spec(), (FAST, SLOW), (EXACT,), "slower").engine == "slower"
-    plan = choose(spec(), (FAST, SLOW), (EXACT,), "exact")
+    assert choose(spec(), (FAST, SLOW, EXACT), "slower").engine == "slower"
+    plan = choose(spec(), (FAST, SLOW, EXACT), "exact")
     assert plan.engine == "exact" and plan.objections["exact"] == ()
 
 
@@ -78,12 +87,12 @@ def test_an_engine_asked_for_by_name_never_falls_back() -> None:
         match=r"engine 'shy' must be able to answer this, and it objects; got shy: dtype is float64, and this engine "
         r"knows float32; shy: the mask looks something up\. Leave engine=None",
     ):
-        choose(spec(), (SHY, FAST), (), "shy")
+        choose(spec(), (SHY, FAST), "shy")
 
 
 def test_an_engine_nobody_knows_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(EngineError, match=r"engine must be one of fast, slower, exact; got 'swift'\."):
-        choose(spec(), (FAST, SLOW), (EXACT,), "swift")
+        choose(spec(), (FAST, SLOW, EXACT), "swift")
 
 
 def test_all_objections_are_told_if_nobody_can() -> None:

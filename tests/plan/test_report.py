@@ -145,7 +145,9 @@ def test_numbers_are_printed_with_the_unit_that_fits(n: int, flops: str) -> None
 class _Engine:
     name = "some"
     variant = ""
-    linear_memory = True
+
+    def linear_memory(self, spec: Spec) -> bool:
+        return True
 
     def objections(self, spec: Spec) -> tuple[str, ...]:
         return ()

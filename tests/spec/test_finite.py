@@ -78,3 +78,7 @@ def test_each_result_is_shielded_by_its_own_rows() -> None:
     total = found_q.sum() + torch.where(outer == 0, 0.0, found_k).sum()
     (d_w,) = torch.autograd.grad(total, w)
     torch.testing.assert_close(d_w, (q.sum(0) + k[1:].sum(0)).detach().view(3, 1).expand(3, 3))
+
+
+def test_halves_are_added_up_in_full_precision() -> None:
+    assert all_finite(torch.full((1000,), 1000.0, dtype=torch.float16))  # a million, and float16 ends at 65504

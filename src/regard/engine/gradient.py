@@ -42,8 +42,9 @@ class Engine(Protocol):
 
     name: str
     variant: str  # which build of it, if there are several
-    linear_memory: bool
     exact: torch.dtype | None  # what it wants q, k and v converted to before anything is computed
+
+    def linear_memory(self, spec: Spec) -> bool: ...
 
     def objections(self, spec: Spec) -> tuple[str, ...]: ...
 

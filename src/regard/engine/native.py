@@ -51,13 +51,15 @@ class Native:
     """Softmax attention in float32 on the CPU. What only the data tells to be beyond it goes to `otherwise`."""
 
     name = "native"
-    linear_memory = True
     exact: torch.dtype | None = None
 
     def __init__(self, otherwise: Engine, build: Build | None = None) -> None:
         self.otherwise = otherwise
         self.build = build or next(iter(builds()), None)
         self.variant = self.build.name if self.build else ""
+
+    def linear_memory(self, spec: Spec) -> bool:
+        return True
 
     def objections(self, spec: Spec) -> tuple[str, ...]:
         found = []

@@ -18,8 +18,10 @@ class Reference:
 
     name = "reference"
     variant = ""
-    linear_memory = False
     exact: torch.dtype | None = torch.float64
+
+    def linear_memory(self, spec: Spec) -> bool:
+        return False
 
     def objections(self, spec: Spec) -> tuple[str, ...]:
         pairs = spec.batch * spec.heads * spec.n_q * spec.n_k

@@ -28,8 +28,10 @@ class Tiled:
 
     name = "tiled"
     variant = ""
-    linear_memory = True
     exact: torch.dtype | None = None
+
+    def linear_memory(self, spec: Spec) -> bool:
+        return True
 
     def objections(self, spec: Spec) -> tuple[str, ...]:
         return ()
@@ -92,7 +94,7 @@ class _Gradients:
         self.walk = walk
         spec, inputs = walk.spec, walk.inputs
         self.d_output = saved.d_output.to(spec.precision)
-        self.finite = walk.finite and all_finite(self.d_output)
+        self.finite = walk.finite and all_finite(self.d_output, saved.output)  # finite scores may have overflowed
         self.statistic = saved.statistic if spec.normaliser.statistic else None
         self.level = torch.zeros_like(self.d_output[..., 0])
         if self.statistic is not None:

@@ -12,13 +12,16 @@ from regard.plan.report import Estimate, estimate, report
 from regard.spec.regions import Cover
 from regard.spec.spec import Spec
 
+ONLY_BY_NAME = "it keeps every pair in memory, so it runs only when asked for by name"
+
 
 class Candidate(Protocol):
     """What planning needs to know of an engine."""
 
     name: str
     variant: str
-    linear_memory: bool
+
+    def linear_memory(self, spec: Spec) -> bool: ...
 
     def objections(self, spec: Spec) -> tuple[str, ...]: ...
 
@@ -59,23 +62,21 @@ class Plan:
         return report(self.spec, self.engine, self.variant, self.tiles, self.objections, self.cost, self.cover)
 
 
-def choose(
-    spec: Spec, engines: Sequence[Candidate], by_name: Sequence[Candidate] = (), name: str | None = None
-) -> Plan:
+def choose(spec: Spec, engines: Sequence[Candidate], name: str | None = None) -> Plan:
     """The first of `engines` without an objection wins. One asked for by `name` never falls back.
 
-    Engines in `by_name` run only when asked for.
+    An engine that would keep every pair in memory runs only when asked for.
     """
-    chosen, objections = _chosen(spec, tuple(engines), tuple(by_name), name)
-    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory, objections, chosen.variant)
+    chosen, objections = _chosen(spec, tuple(engines), name)
+    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory(spec), objections, chosen.variant)
 
 
 @lru_cache(maxsize=512)
 def _chosen(
-    spec: Spec, engines: tuple[Candidate, ...], by_name: tuple[Candidate, ...], name: str | None
+    spec: Spec, engines: tuple[Candidate, ...], name: str | None
 ) -> tuple[Candidate, Mapping[str, tuple[str, ...]]]:
     """The engine, and every engine's objections."""
-    known = {e.name: e for e in (*engines, *by_name)}
+    known = {e.name: e for e in engines}
     if name is not None and name not in known:
         raise EngineError(f"engine must be one of {', '.join(known)}; got {name!r}.")
     objections = {e.name: e.objections(spec) for e in known.values()}
@@ -86,11 +87,13 @@ def _chosen(
             )
         chosen = known[name]
     else:
+        for e in engines:
+            if not e.linear_memory(spec):
+                objections[e.name] = (ONLY_BY_NAME, *objections[e.name])
         willing = [e for e in engines if not objections[e.name]]
         if not willing:
             raise EngineError(_sentence("some engine must be able to answer this, and all object", objections))
         chosen = willing[0]
-        objections.update({e.name: ("it runs only when asked for by name", *objections[e.name]) for e in by_name})
     return chosen, MappingProxyType(objections)
 
 

@@ -137,29 +137,14 @@ class Evaluation:
                 return self.score
             return self.positions[str(term.value)]
         if term.op == "lookup":
-            entries = self._look_up(term)
-            if not entries.is_floating_point():  # narrow whole numbers would wrap around
-                return entries if entries.dtype == torch.bool else entries.long()
-            if precise and self.precision:
-                return entries.to(self.precision)
-            return entries if entries.dtype == torch.float64 else entries.float()
+            return widened(self._look_up(term), self.precision if precise else None)
         if term.op in DECIDES and "s" not in term.depends:
             precise = False
         if term.op == "exact":
             inside = self._value(term.args[0], precise)
             return torch.as_tensor(inside, dtype=self.precision, device=self.positions.device)
         args: list[Any] = [self._value(a, precise) for a in term.args]
-        return FUNCTIONS[term.op](*self._as_torch_takes_them(term.op, args))
-
-    def _as_torch_takes_them(self, op: str, args: list[Any]) -> list[Any]:
-        """Numbers stay numbers, so that they adapt to the tensors they meet; but torch wants some as tensors."""
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        for n, a in enumerate(args):
-            if isinstance(a, Tensor) or not (n == 0 or op in LOGIC):
-                continue
-            finer = next((t.dtype for t in tensors if t.is_floating_point()), None) if isinstance(a, float) else None
-            args[n] = torch.as_tensor(a, dtype=finer, device=self.positions.device)
-        return args
+        return applied(term.op, args, self.positions.device)
 
     def _look_up(self, term: Term) -> Tensor:
         tensor = self.tensors[slot_of(term)]
@@ -211,6 +196,26 @@ class Evaluation:
         return index.clamp(-size, size - 1)
 
 
+def widened(entries: Tensor, precision: torch.dtype | None) -> Tensor:
+    """What a look-up found: in the precision of the score if one is given, else in float32 or better."""
+    if not entries.is_floating_point():  # narrow whole numbers would wrap around
+        return entries if entries.dtype == torch.bool else entries.long()
+    if precision:
+        return entries.to(precision)
+    return entries if entries.dtype == torch.float64 else entries.float()
+
+
+def applied(op: str, args: list[Any], device: torch.device) -> Tensor:
+    """op(args). Numbers stay numbers, so that they adapt to the tensors they meet; but torch wants some as tensors."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    for n, a in enumerate(args):
+        if isinstance(a, Tensor) or not (n == 0 or op in LOGIC):
+            continue
+        finer = next((t.dtype for t in tensors if t.is_floating_point()), None) if isinstance(a, float) else None
+        args[n] = torch.full((), a, dtype=finer, device=device)
+    return FUNCTIONS[op](*args)
+
+
 def _counted(value: Value) -> Value:
     if isinstance(value, Tensor):
         return value.long() if value.dtype == torch.bool else value
@@ -237,7 +242,7 @@ def _extreme(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tens
             x = x.long()
         if not isinstance(y, Tensor):
             exact = x.dtype if x.is_floating_point() or not isinstance(y, float) else torch.get_default_dtype()
-            y = torch.as_tensor(y, dtype=exact, device=x.device)
+            y = torch.full((), y, dtype=exact, device=x.device)
         return function(x, y)
 
     return chosen

@@ -13,7 +13,7 @@ def all_finite(*tensors: Tensor) -> bool:
     """Whether no tensor holds NaN or inf. May say no of finite numbers whose sum overflows, and says no inside vmap,
     where nothing can be known: that only costs care."""
     try:
-        return all(bool(torch.isfinite(t.sum())) for t in tensors)
+        return all(bool(torch.isfinite(t.sum(dtype=torch.promote_types(t.dtype, torch.float32)))) for t in tensors)
     except RuntimeError:
         return False
 
