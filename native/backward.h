@@ -90,7 +90,8 @@ struct Backward {
   std::unique_ptr<std::atomic<int64_t>[]> turn;  // whose turn it is, for each batch element, key head and tile
   std::unique_ptr<int32_t[]> range;              // first and last tile of each item
   std::unique_ptr<std::atomic<bool>[]> finished;  // of each item; only where gradients of captured tensors are summed
-  int64_t small = 0;                              // floats of all small sums
+  int64_t small = 0;                              // numbers of all small sums
+  std::unique_ptr<double[]> small_sums;
 
   Backward(const Problem& p, int64_t blocks, int64_t together)
       : problem(p),
@@ -119,6 +120,18 @@ struct Backward {
     for (int64_t item = 0; item < p.batch * p.heads * blocks; ++item) finished[item] = false;
     for (int64_t n = 0; n < sum_count(); ++n)
       if (is_small(n)) small += p.program->sums[n].size;
+    small_sums.reset(new double[small]());
+  }
+
+  // What the small sums came to, when all items are done.
+  void write_small_sums() const {
+    const double* from = small_sums.get();
+    for (int64_t n = 0; n < sum_count(); ++n) {
+      if (!is_small(n)) continue;
+      const Sum& sum = problem.program->sums[n];
+      std::copy(from, from + sum.size, sum.at);
+      from += sum.size;
+    }
   }
 
   int64_t sum_count() const { return problem.program ? problem.program->sum_count : 0; }
@@ -143,7 +156,7 @@ struct Backward {
   size_t scratch() const {
     const int64_t rows = in_lanes(problem.width) + in_lanes(problem.value_width);
     return size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 3 * BACK_KEYS * PANEL +
-           BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + small +
+           BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + 2 * small +
            512;
   }
 
@@ -169,13 +182,13 @@ struct Backward {
     float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
-    float* own_sums = take(small);
-    std::fill(own_sums, own_sums + small, 0.0f);
-    std::vector<float*> sums(sum_count());
+    double* own_sums = reinterpret_cast<double*>(take(2 * small));
+    std::fill(own_sums, own_sums + small, 0.0);
+    std::vector<Into> sums(sum_count());
     int64_t before = -1;  // the last item that must have finished before this one adds to a large sum
     for (int64_t n = 0, at = 0; n < sum_count(); ++n) {
       const Sum& sum = p.program->sums[n];
-      sums[n] = is_small(n) ? own_sums + at : sum.at;
+      sums[n] = is_small(n) ? Into{nullptr, own_sums + at} : Into{sum.at, nullptr};
       if (is_small(n)) at += sum.size;
       if (!is_small(n) && sum.meeting) before = std::max(before, sum.meeting == 1 ? item - blocks : item - 1);
     }
@@ -272,9 +285,7 @@ struct Backward {
                     p.d_q + (head_row + set[n].first) * p.width, p.width);
     if (!sum_count()) return;
     wait_until_finished(item - 1);
-    for (int64_t n = 0; n < sum_count(); ++n)
-      if (is_small(n))
-        for (int64_t i = 0; i < p.program->sums[n].size; ++i) p.program->sums[n].at[i] += sums[n][i];
+    for (int64_t i = 0; i < small; ++i) small_sums[i] += own_sums[i];
     finished[item].store(true, std::memory_order_release);
   }
 
@@ -367,8 +378,10 @@ static bool backward(const Problem& problem, bool (*pause)()) {
   if (!together || !problem.n_k) return true;
   const int64_t blocks = (panels + together - 1) / together;
   Backward work(problem, blocks, together);
-  return parallel(
+  const bool finished = parallel(
       problem.batch * problem.heads * blocks, problem.threads, work.scratch(),
       [](void* context, int64_t item, float* space) { static_cast<Backward*>(context)->block(item, space); }, &work,
       pause);
+  work.write_small_sums();
+  return finished;
 }

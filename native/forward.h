@@ -175,7 +175,7 @@ struct Forward {
       factor[i] = sees ? 1.0f / panel.total[i] : 0.0f;
       if (i < panel.count)
         p.lse[row + i] =
-            sees ? float(panel.top[i] / (ruled ? 1.0 : LOG2_E_EXACT) + std::log(panel.total[i])) : -INFINITY;
+            sees ? float(panel.top[i] / (ruled ? 1.0 : LOG2_E_EXACT) + std::log(double(panel.total[i]))) : -INFINITY;
     }
     scatter_lanes(panel.sums, panel.lanes, factor, panel.count, p.value_width, p.output + row * p.value_width,
                   p.value_width);

@@ -50,13 +50,20 @@ REGARD_INLINE Vec each(Vec x, const F& f) {
   return x;
 }
 
+// Where the gradient of a captured tensor is added up: a large one in place, a small one, to which many pairs add, in
+// double precision.
+struct Into {
+  float* large;
+  double* small;
+};
+
 struct Machine {
   const Program& program;
   float* registers;  // register r from 1 on, each ROWS rows; register 0 is the scores
   int64_t b, h, first_query;
 
   // for gradients of captured tensors: the sums, the gradients that arrive at this tile, and how many queries count
-  float* const* sums = nullptr;
+  const Into* sums = nullptr;
   float* arriving = nullptr;
   int64_t queries = 0;
 
@@ -144,7 +151,14 @@ struct Machine {
     const Source a = source(x.a, key, scores, W), b = source(x.b, key, scores, W), c = source(x.c, key, scores, W);
     const int32_t* lane_part = reinterpret_cast<const int32_t*>(a.at);
     const int32_t* key_part = reinterpret_cast<const int32_t*>(b.at);
-    float* sum = sums[x.table];
+    const Into& into = sums[x.table];
+    const auto add = [&](int64_t place, float more) {
+      if (into.small) {
+        into.small[place] += more;
+      } else {
+        into.large[place] += more;
+      }
+    };
     int32_t counts[W];  // beyond the last query are copies of it
     for (int64_t lane = 0; lane < W; ++lane) counts[lane] = -int32_t(lane < queries);
     const auto gradient = [&](int64_t t, int j) __attribute__((always_inline)) {
@@ -159,19 +173,19 @@ struct Machine {
         Vec total{};
         for (int64_t t = 0; t < rows; ++t) total += gradient(t, j);
         for (int64_t lane = j * LANES; lane < std::min<int64_t>(queries, (j + 1) * LANES); ++lane)
-          sum[lane_part[a.spread ? 0 : lane] + key_part[0]] += total[lane - j * LANES];
+          add(lane_part[a.spread ? 0 : lane] + key_part[0], total[lane - j * LANES]);
       }
       return;
     }
     int64_t t = 0;
-    if (!a.spread && a.row == 0 && b.spread)  // rows of a table that lie along the keys
+    if (into.large && !a.spread && a.row == 0 && b.spread)  // rows of a table that lie along the keys
       for (; t + LANES <= rows && count_up(key_part + t * b.row, b.row, LANES); t += LANES)
         for (int j = 0; j * LANES < queries; ++j) {
           Vec g[LANES];
           REGARD_UNROLL for (int i = 0; i < LANES; ++i) g[i] = gradient(t + i, j);
           transpose(g);
           for (int64_t lane = j * LANES; lane < std::min<int64_t>(queries, (j + 1) * LANES); ++lane) {
-            float* place = sum + lane_part[lane] + int64_t(key_part[t * b.row]);
+            float* place = into.large + lane_part[lane] + int64_t(key_part[t * b.row]);
             store(place, load(place) + g[lane - j * LANES]);
           }
         }
@@ -179,8 +193,9 @@ struct Machine {
       for (int j = 0; j * LANES < queries; ++j) {
         const Vec g = gradient(t, j);
         for (int64_t lane = j * LANES; lane < std::min<int64_t>(queries, (j + 1) * LANES); ++lane)
-          sum[int64_t(lane_part[a.spread ? t * a.row : t * a.row + lane]) +
-              key_part[b.spread ? t * b.row : t * b.row + lane]] += g[lane - j * LANES];
+          add(int64_t(lane_part[a.spread ? t * a.row : t * a.row + lane]) +
+                  key_part[b.spread ? t * b.row : t * b.row + lane],
+              g[lane - j * LANES]);
       }
   }
 

@@ -3,13 +3,19 @@
 
 constexpr int ROWS = 32;  // keys at a time, as in the machine
 
+// As in the machine; no twin learns anything.
+struct Into {
+  float* large;
+  double* small;
+};
+
 // The machine's members that the kernels know, and its one call.
 struct Machine {
   const Program& program;
   float* registers;
   int64_t b, h, first_query;
 
-  float* const* sums = nullptr;
+  const Into* sums = nullptr;
   float* arriving = nullptr;
   int64_t queries = 0;
 
