@@ -31,7 +31,7 @@ def _same_random_numbers() -> None:
     torch.manual_seed(0)
 
 
-MAY_DECLINE = ("native", "fused")  # an engine that knows softmax in float32; what others compute it need not
+MAY_DECLINE = ("native", "fused")  # they know softmax in float32; what others compute they need not
 
 
 @pytest.hookimpl(wrapper=True)

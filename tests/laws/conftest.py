@@ -10,6 +10,9 @@ import regard
 from regard.engine.tiled import Tiled
 from regard.plan.blocks import Tiles
 
+# On the CPU `fused` runs torch's definition of its kernels, some 10 ms for a call and 60 with gradients.
+LONG_ON_FUSED = ("test_determinism", "test_gradients", "test_hidden", "test_memory")
+
 
 class InSmallTiles(str):
     """The name of an engine that is to run in tiles of a few rows and columns."""
@@ -18,7 +21,11 @@ class InSmallTiles(str):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" not in metafunc.fixturenames:
         return
-    engines = [pytest.param(name, id=name) for name in regard.engines()]
+    long = metafunc.module.__name__.rpartition(".")[2] in LONG_ON_FUSED
+    engines = [
+        pytest.param(name, id=name, marks=[pytest.mark.long] if long and name == "fused" else [])
+        for name in regard.engines()
+    ]
     shapes_are_made = hasattr(metafunc.function, "hypothesis")
     crosses_tiles_anyway = "tile" in metafunc.function.__name__
     if shapes_are_made and not crosses_tiles_anyway:

@@ -54,7 +54,7 @@ def _words(x: Tensor) -> Tensor:
     """The same memory as whole numbers, 64 bits each if that goes: equal only where x is the same. As floats 0.0 would
     equal -0.0 and NaN not even itself, and booleans are compared one by one."""
     x = x.detach()
-    if x.is_contiguous() and x.nbytes % 8 == 0 and x.data_ptr() % 8 == 0:
+    if x.is_contiguous() and x.nbytes % 8 == 0 and x.storage_offset() * x.element_size() % 8 == 0:
         return x.view(-1).view(torch.int64)
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.view(whole[x.element_size()]) if x.is_floating_point() else x
