@@ -5,6 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 CORE   := $(VENV)/.core
+PEERS  := $(VENV)/.peers
 LOG    := $(VENV)/setup.log
 DIST   := dist
 TORCH  := $(shell sed -n '/^torch==/p' constraints.txt)
@@ -20,12 +21,17 @@ PIP_INSTALL := $(PY) -m pip install --quiet -c constraints.txt
 # One thread a worker: two workers with two threads each would fight for two cores.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
+# The core's own tests and, under build/, the core once more with sanitizers.
+CORE_TESTS := $(MAKE) --no-print-directory -j 2 -C native/tests PYTHON=$(CURDIR)/$(PY)
+ADDRESS    := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1
+THREAD     := -fsanitize=thread -g1
+
 # The parts that are tested in moments: no engine runs in them.
 QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_repository.py \
            tests/test_cost.py tests/spec tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup first-look check test test-long bench bench-quick mutants wheel format clean
+.PHONY: help setup first-look check test test-long sanitize bench bench-quick mutants wheel format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -66,11 +72,28 @@ test: setup  ## every test not marked long: under 12 minutes on two cores
 test-long: setup  ## the tests marked long (lengths, memory), one after another: under 45 minutes
 	@$(PY) -m pytest -m long --durations 10
 
-bench: setup  ## measure side by side with others, and write the results
-	@$(PY) benchmarks/run.py
+# AddressSanitizer must be in the process before what it watches, and the C++ library right behind it, or else an
+# exception ends Python. What Python and torch never free is theirs. It takes memory itself, so the laws of memory stay
+# out.
+sanitize: setup  ## the compiled core under sanitizers for memory, undefined behaviour and threads: under 8 minutes
+	@$(CORE_TESTS) BUILD=$(CURDIR)/build/thread SANITIZE='$(THREAD)' run-threads
+	@$(CORE_TESTS) BUILD=$(CURDIR)/build/address SANITIZE='$(ADDRESS)' run site
+	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(CURDIR)/build/address/site \
+	  $(PYTEST) --dist load -r fE -k 'odd_sizes or native' \
+	  tests/engine/odd_sizes.py tests/laws --ignore tests/laws/test_memory.py
 
-bench-quick: setup  ## the same at small sizes: under 2 minutes
-	@$(PY) benchmarks/run.py --quick
+bench: setup $(PEERS)  ## measure side by side with others, and write the results: under 40 minutes
+	@$(PY) -m benchmarks.run
+
+# What is only compared with stays out of the environment of the tests until then.
+$(PEERS): $(STAMP)
+	@echo "bench: installing the libraries to compare with (a minute)"
+	@$(PIP_INSTALL) -e '.[bench]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
+	@touch $@ $(CORE)
+
+bench-quick: setup  ## the same at small sizes, with the libraries that are installed: under 2 minutes
+	@$(PY) -m benchmarks.run --quick
 
 mutants: setup  ## break the code on purpose, one break at a time: each must fail its law
 	@$(PY) tools/mutants.py

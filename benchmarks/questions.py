@@ -1,15 +1,22 @@
-"""What is asked: each function takes q, k, v and answers with one library; peers get their masks ready made."""
+"""What is asked: cases, and functions of q, k, v that answer with torch or regard; torch gets its masks ready made."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import regard
+from benchmarks.compiled import ByHand
 from regard import mask, score
+from regard.spec.rule import Rule
+
+Shape = tuple[int, int, int, int]
+Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -17,107 +24,196 @@ class Case:
     """One question asked of both. `peer` and `ours` name functions below; `shape` is (batch, heads, n, width)."""
 
     name: str
-    shape: tuple[int, int, int, int]
+    shape: Shape
     peer: str
     ours: str
     key_heads: int = 0  # as many as heads
+    others: bool = False  # whether other libraries are asked as well
 
     @property
-    def key_shape(self) -> tuple[int, int, int, int]:
+    def key_shape(self) -> Shape:
         batch, heads, n, width = self.shape
         return batch, self.key_heads or heads, n, width
+
+
+def inputs(shape: Shape, key_shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(size, generator=source) for size in (shape, key_shape, key_shape))
+    return q, k, v
 
 
 DOCUMENTS = (300, 1800, 700, 1500, 100, 2000, 900, 892)
 WINDOW = mask.causal() & mask.window(256)
 BIGBIRD, LONGFORMER = mask.bigbird(64), mask.longformer(512, [0, 1])
 SLOPES = 2.0 ** -torch.arange(1.0, 9.0)
+CAP = 50.0
+BUCKETS = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))  # a number for each of T5's buckets and head
 
 
 @cache
 def document_ids(n: int) -> Tensor:
-    assert sum(DOCUMENTS) == n, "the documents fill this length"
-    return torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
+    """The documents of 8192 tokens, or the same ones shortened or stretched."""
+    ids = torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
+    return ids[torch.arange(n) * len(ids) // n]
 
 
 @cache
-def dense(name: str, n: int) -> Tensor:
-    """A mask as people give it to torch."""
-    masks: dict[str, Callable[[], mask.Mask]] = {
-        "causal": mask.causal,
-        "window": lambda: WINDOW,
-        "documents": lambda: mask.documents(document_ids(n)),
-        "bigbird": lambda: BIGBIRD,
-        "longformer": lambda: LONGFORMER,
+def dense_bias(n: int) -> Tensor:
+    return torch.randn(8, n, n, generator=torch.Generator().manual_seed(2))
+
+
+@cache
+def by_distance(n: int) -> Tensor:
+    """A number for each head and distance; that of 0 stands at n."""
+    return torch.randn(8, 2 * n, generator=torch.Generator().manual_seed(3))
+
+
+@cache
+def table_rule(n: int) -> Rule:
+    table = by_distance(n)
+    return score.rule(lambda s, b, h, i, j: s + table[h, i - j + n])
+
+
+@cache
+def t5_rule() -> Rule:
+    return score.relative(BUCKETS, bidirectional=False)
+
+
+# What regard is told, given the length.
+OPTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "full": lambda n: dict(),
+    "causal": lambda n: dict(mask=mask.causal()),
+    "tensor": lambda n: dict(mask=dense_mask("causal", n)),
+    "window": lambda n: dict(mask=WINDOW),
+    "documents": lambda n: dict(mask=mask.documents(document_ids(n))),
+    "bigbird": lambda n: dict(mask=BIGBIRD),
+    "longformer": lambda n: dict(mask=LONGFORMER),
+    "alibi": lambda n: dict(mask=mask.causal(), score=score.alibi(SLOPES)),
+    "softcap": lambda n: dict(score=score.softcap(CAP)),
+    "bias": lambda n: dict(mask=mask.causal(), score=score.bias(dense_bias(n))),
+    "table": lambda n: dict(mask=mask.causal(), score=table_rule(n)),
+    "t5": lambda n: dict(mask=mask.causal(), score=t5_rule()),
+    "tiled full": lambda n: dict(engine="tiled"),
+    "tiled causal": lambda n: dict(mask=mask.causal(), engine="tiled"),
+}
+
+
+def ours(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return regard.attention(q, k, v, **OPTIONS[name](q.shape[-2]))
+
+
+def reference(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return regard.attention(q, k, v, **{**OPTIONS[name](q.shape[-2]), "engine": "reference"})
+
+
+@cache
+def dense_mask(name: str, n: int) -> Tensor:
+    """A mask as people give it to torch: (n, n), True where a query may look."""
+    seen = mask.causal() if name == "causal" else OPTIONS[name](n)["mask"]
+    return seen.dense(n)[0, 0]
+
+
+@cache
+def added(name: str, n: int) -> Tensor:
+    """What a rule adds to the scores under a causal mask: (1, heads, n, n), -inf where a query may not look.
+
+    With three dimensions torch would take a path that is four times slower, and not say so.
+    """
+    apart = torch.arange(n)[:, None] - torch.arange(n)
+    values = {
+        "alibi": lambda: -SLOPES[:, None, None] * apart.abs(),
+        "bias": lambda: dense_bias(n),
+        "table": lambda: by_distance(n)[:, apart + n],
+        "t5": lambda: t5_by_distance(n)[:, apart + n],
     }
-    return masks[name]().dense(n)
+    return values[name]().masked_fill(apart < 0, -torch.inf)[None]
 
 
 @cache
-def alibi_bias(n: int) -> Tensor:
-    apart = (torch.arange(n)[:, None] - torch.arange(n)).abs()
-    return (-SLOPES[:, None, None] * apart).masked_fill(~dense("causal", n), -torch.inf)
+def t5_by_distance(n: int) -> Tensor:
+    """T5's bias as people keep it for a length: (heads, 2n), that of distance 0 at n."""
+    distance = (torch.arange(2 * n) - n).clamp(min=0)
+    far = 16 + (torch.log(distance.clamp(min=1) / 16) / torch.log(torch.tensor(128 / 16)) * 16).long()
+    return BUCKETS[torch.where(distance < 16, distance, far.clamp(max=31))].T.contiguous()
 
 
-def _masked(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=dense(name, q.shape[-2]))
+def sdpa_masked(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=dense_mask(name, q.shape[-2]))
 
 
-def _eager_softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def sdpa_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def eager_softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = q @ k.mT / q.shape[-1] ** 0.5
-    return (50.0 * torch.tanh(s / 50.0)).softmax(-1) @ v
+    return (CAP * torch.tanh(s / CAP)).softmax(-1) @ v
 
-
-Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 PEERS: dict[str, Answer] = {
     "sdpa": F.scaled_dot_product_attention,
-    "sdpa causal": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-    "sdpa causal gqa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-    "sdpa bias": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=alibi_bias(q.shape[-2])),
-    **{f"sdpa mask {name}": _masked(name) for name in ("causal", "window", "documents", "bigbird", "longformer")},
-    "eager softcap": _eager_softcap,
+    "sdpa causal": sdpa_causal,
+    "sdpa causal gqa": sdpa_causal,
+    "sdpa bias": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=added("alibi", q.shape[-2])),
+    **{
+        f"sdpa mask {name}": partial(sdpa_masked, name)
+        for name in ("causal", "window", "documents", "bigbird", "longformer")
+    },
+    "eager softcap": eager_softcap,
 }
+ANSWERED = {  # by peers whose name does not say it
+    "sdpa": "full",
+    "sdpa causal": "causal",
+    "sdpa causal gqa": "causal",
+    "sdpa bias": "alibi",
+}
+TWINS = {f"twin {name}": name for name in ("causal", "alibi", "softcap", "window")}
+OURS: dict[str, Answer] = {name: partial(ours, name) for name in OPTIONS}
+FUNCTIONS = PEERS | OURS | {twin: OURS[name] for twin, name in TWINS.items()}
 
-OURS: dict[str, Answer] = {
-    "full": lambda q, k, v: regard.attention(q, k, v),
-    "causal": lambda q, k, v: regard.attention(q, k, v, mask=mask.causal()),
-    "tensor": lambda q, k, v: regard.attention(q, k, v, mask=dense("causal", q.shape[-2])),
-    "window": lambda q, k, v: regard.attention(q, k, v, mask=WINDOW),
-    "documents": lambda q, k, v: regard.attention(q, k, v, mask=mask.documents(document_ids(q.shape[-2]))),
-    "bigbird": lambda q, k, v: regard.attention(q, k, v, mask=BIGBIRD),
-    "longformer": lambda q, k, v: regard.attention(q, k, v, mask=LONGFORMER),
-    "alibi": lambda q, k, v: regard.attention(q, k, v, mask=mask.causal(), score=score.alibi(SLOPES)),
-    "softcap": lambda q, k, v: regard.attention(q, k, v, score=score.softcap(50.0)),
-    "tiled full": lambda q, k, v: regard.attention(q, k, v, engine="tiled"),
-    "tiled causal": lambda q, k, v: regard.attention(q, k, v, mask=mask.causal(), engine="tiled"),
-}
-FUNCTIONS = PEERS | OURS
+
+def answered(function: str) -> str:
+    """The question that a function answers, as a name of `OPTIONS`: in some cases peer and regard differ in it."""
+    return ANSWERED.get(function) or function.split()[-1]
+
+
+def around(function: str) -> AbstractContextManager[None]:
+    """What must hold while a function and its gradient run: a twin's kernels stand in for the library's."""
+    return ByHand(TWINS[function], 256, CAP, SLOPES) if function in TWINS else nullcontext()
+
 
 CASES = [
-    Case("full, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa", "full"),
-    Case("causal, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa causal", "causal"),
-    Case("full, 8 heads, n 1024", (1, 8, 1024, 64), "sdpa", "full"),
-    Case("causal, 8 heads, n 1024", (1, 8, 1024, 64), "sdpa causal", "causal"),
-    Case("full, 8 x 8 heads, n 128", (8, 8, 128, 64), "sdpa", "full"),
-    Case("causal, 8 x 8 heads, n 128", (8, 8, 128, 64), "sdpa causal", "causal"),
-    Case("full, 8 heads, n 4096, width 128", (1, 8, 4096, 128), "sdpa", "full"),
-    Case("causal, 8 heads, n 4096, width 128", (1, 8, 4096, 128), "sdpa causal", "causal"),
-    Case("causal, 32 heads of 8, n 2048, width 128", (1, 32, 2048, 128), "sdpa causal gqa", "causal", 8),
-    Case("causal as a boolean tensor, n 1024", (1, 8, 1024, 64), "sdpa mask causal", "tensor"),
-    Case("causal window 256, n 8192", (1, 1, 8192, 64), "sdpa mask window", "window"),
+    Case("full, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa", "full", others=True),
+    Case("causal, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa causal", "causal", others=True),
+    Case("full, 8 heads, n 1024", (1, 8, 1024, 64), "sdpa", "full", others=True),
+    Case("causal, 8 heads, n 1024", (1, 8, 1024, 64), "sdpa causal", "causal", others=True),
+    Case("full, 8 x 8 heads, n 128", (8, 8, 128, 64), "sdpa", "full", others=True),
+    Case("causal, 8 x 8 heads, n 128", (8, 8, 128, 64), "sdpa causal", "causal", others=True),
+    Case("full, 8 heads, n 4096, width 128", (1, 8, 4096, 128), "sdpa", "full", others=True),
+    Case("causal, 8 heads, n 4096, width 128", (1, 8, 4096, 128), "sdpa causal", "causal", others=True),
+    Case("causal, 32 heads of 8, n 2048, width 128", (1, 32, 2048, 128), "sdpa causal gqa", "causal", 8, others=True),
+    Case("causal as a boolean tensor, n 1024", (1, 8, 1024, 64), "sdpa mask causal", "tensor", others=True),
+    Case("causal window 256, n 8192", (1, 1, 8192, 64), "sdpa mask window", "window", others=True),
     Case("causal window 256, n 8192", (1, 1, 8192, 64), "sdpa causal", "window"),
-    Case("ALiBi causal, n 1024", (1, 8, 1024, 64), "sdpa bias", "alibi"),
-    Case("softcap 50, n 1024", (1, 8, 1024, 64), "eager softcap", "softcap"),
-    Case("8 documents, n 8192", (1, 1, 8192, 64), "sdpa mask documents", "documents"),
-    Case("BigBird, n 8192", (1, 1, 8192, 64), "sdpa mask bigbird", "bigbird"),
-    Case("Longformer, n 8192", (1, 1, 8192, 64), "sdpa mask longformer", "longformer"),
+    Case("ALiBi causal, n 1024", (1, 8, 1024, 64), "sdpa bias", "alibi", others=True),
+    Case("softcap 50, n 1024", (1, 8, 1024, 64), "eager softcap", "softcap", others=True),
+    Case("8 documents, n 8192", (1, 1, 8192, 64), "sdpa mask documents", "documents", others=True),
+    Case("BigBird, n 8192", (1, 1, 8192, 64), "sdpa mask bigbird", "bigbird", others=True),
+    Case("Longformer, n 8192", (1, 1, 8192, 64), "sdpa mask longformer", "longformer", others=True),
+    Case("causal, dense bias, n 1024", (1, 8, 1024, 64), "causal", "bias", others=True),
+    Case("causal, bias by distance, n 1024", (1, 8, 1024, 64), "causal", "table", others=True),
+    Case("causal, T5 bias, n 1024", (1, 8, 1024, 64), "causal", "t5", others=True),
+    Case("causal, 8 heads, n 1024", (1, 8, 1024, 64), "twin causal", "causal"),
+    Case("ALiBi causal, n 1024", (1, 8, 1024, 64), "twin alibi", "alibi"),
+    Case("softcap 50, n 1024", (1, 8, 1024, 64), "twin softcap", "softcap"),
+    Case("causal window 256, n 8192", (1, 1, 8192, 64), "twin window", "window"),
     *(Case(f"tiled: full, n {n}", (1, 1, n, 64), "sdpa", "tiled full") for n in (4096, 8192, 16384)),
     *(Case(f"tiled: causal, n {n}", (1, 1, n, 64), "sdpa causal", "tiled causal") for n in (4096, 16384)),
 ]
 QUICK = [
-    Case("full, n 2048", (1, 1, 2048, 64), "sdpa", "full"),
-    Case("causal, n 2048", (1, 1, 2048, 64), "sdpa causal", "causal"),
-    Case("causal window 256, n 2048", (1, 1, 2048, 64), "sdpa mask window", "window"),
-    Case("softcap 50, n 1024", (1, 1, 1024, 64), "eager softcap", "softcap"),
+    Case("full, n 2048", (1, 1, 2048, 64), "sdpa", "full", others=True),
+    Case("causal, n 2048", (1, 1, 2048, 64), "sdpa causal", "causal", others=True),
+    Case("causal window 256, n 2048", (1, 1, 2048, 64), "sdpa mask window", "window", others=True),
+    Case("softcap 50, n 1024", (1, 1, 1024, 64), "eager softcap", "softcap", others=True),
+    Case("causal window 256, n 2048", (1, 1, 2048, 64), "twin window", "window"),
 ]

@@ -3,145 +3,44 @@
     make bench          all cases, written to benchmarks/results/
     make bench-quick    small sizes, nothing written
 
-A ratio is the peer's time over regard's: above 1 regard is faster. Peer and regard take turns, so that a busy machine
-slows both. Beside each round runs a burst of one fixed matrix product: how much it varies tells how loaded the
-machine was. Memory is measured in a process of its own, as the growth of its peak beyond inputs and output.
+A ratio is the peer's time over regard's: above 1 regard is faster. Everybody's answer is first compared with the engine
+that defines correct. Then peer and regard take turns, so that a busy machine slows both, and beside each round runs a
+burst of multiply-adds: how much it varies tells how loaded the machine was, and its best is the processor's peak. Other
+libraries take their turns in processes of their own, with as many threads. Memory is measured in a process of its own,
+as the growth of its peak beyond inputs, output and gradients.
 """
 
 import argparse
 import json
 import os
 import platform
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from contextlib import closing
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-from questions import CASES, FUNCTIONS, QUICK, Case
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import regard
+from benchmarks import compiled, picture
+from benchmarks.measuring import Measuring
+from benchmarks.peers import LIBRARIES
+from benchmarks.questions import CASES, QUICK, TWINS
+from benchmarks.report import Row, complaints, left_out, main_table, others_table
+from benchmarks.rounds import Patience
 
 RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "onnxruntime", "openvino", "jax", "keras")
+NO_TIME_TO_COMPILE = "flex_attention"  # each variant takes it ten seconds and more
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds: the best and the median of interleaved rounds."""
-
-    peer: float
-    ours: float
-    peer_median: float
-    ours_median: float
-
-    @property
-    def ratio(self) -> float:
-        return self.peer / self.ours
-
-    @property
-    def ratio_median(self) -> float:
-        return self.peer_median / self.ours_median
-
-
-@dataclass(frozen=True)
-class Row:
-    case: Case
-    threads: int
-    forward: Timing
-    backward: Timing
-    burst_spread: float
-    peer_memory: int
-    our_memory: int
-
-    @property
-    def both(self) -> Timing:
-        """Forward and backward together."""
-        parts = zip(astuple(self.forward), astuple(self.backward), strict=True)
-        return Timing(*(one + other for one, other in parts))
-
-
-def take_turns(peer: Callable[[], object], ours: Callable[[], object], rounds: int) -> tuple[Timing, float]:
-    """Both in turn, and how much a fixed product varied beside them: its median over its best."""
-    a, b = torch.randn(512, 512), torch.randn(512, 512)
-    times: tuple[list[float], list[float], list[float]] = ([], [], [])
-    peer(), ours()
-    for _ in range(rounds):
-        for work, into in zip((lambda: a @ b, peer, ours), times, strict=True):
-            begin = time.perf_counter()
-            work()
-            into.append(time.perf_counter() - begin)
-    burst, theirs, own = times
-    timing = Timing(min(theirs), min(own), statistics.median(theirs), statistics.median(own))
-    return timing, statistics.median(burst) / min(burst)
-
-
-def measure(case: Case, threads: int, rounds: int) -> Row:
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    shapes = (case.shape, case.key_shape, case.key_shape)
-    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
-    gradient = torch.randn(case.shape)
-    peer, ours = FUNCTIONS[case.peer], FUNCTIONS[case.ours]
-    with torch.no_grad():
-        forward, spread = take_turns(lambda: peer(q, k, v), lambda: ours(q, k, v), rounds)
-    theirs, own = peer(q, k, v), ours(q, k, v)
-    backward, _ = take_turns(
-        lambda: torch.autograd.grad(theirs, (q, k, v), gradient, retain_graph=True),
-        lambda: torch.autograd.grad(own, (q, k, v), gradient, retain_graph=True),
-        rounds,
-    )
-    memory = [extra_memory(case, name) for name in (case.peer, case.ours)]
-    return Row(case, threads, forward, backward, spread, *memory)
-
-
-def extra_memory(case: Case, function: str) -> int:
-    """Bytes beyond inputs and outputs at the peak of one forward and backward, in a process of its own."""
-    command = [sys.executable, __file__, "--peak", function, *map(str, case.shape), str(case.key_shape[1])]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout)
-
-
-def peak(function: str, shape: list[int]) -> int:
-    torch.set_num_threads(1)
-    work = FUNCTIONS[function]
-
-    batch, heads, n, width, key_heads = shape
-    q, k, v = (torch.randn(batch, h, n, width, requires_grad=True) for h in (heads, key_heads, key_heads))
-    work(q, k, v).sum().backward()  # loads what is loaded lazily and makes the peer's mask
-    for x in (q, k, v):
-        x.grad = None
-    high_water()
-    before = high_water()
-    work(q, k, v).sum().backward()
-    tensors = 4 * batch * n * width * (3 * heads + 2 * key_heads)  # the output, its gradient and those of q, k, v
-    return max(0, high_water() - before - tensors)
-
-
-def high_water() -> int:
-    """The peak of resident memory since the last call, in bytes. getrusage would tell the parent's peak as well."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak_now = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak_now
-
-
-def table(rows: list[Row]) -> Table:
-    result = Table(title="peer's time / regard's: best (median); memory beyond tensors, forward + backward")
-    for column in ("case", "peer", "threads", "forward", "forward + backward", "peer memory", "our memory", "load"):
-        result.add_column(column, justify="left" if column in ("case", "peer") else "right")
-    for row in rows:
-        result.add_row(
-            *(row.case.name, row.case.peer, str(row.threads)),
-            *(f"{t.ratio:.2f} ({t.ratio_median:.2f})" for t in (row.forward, row.both)),
-            *(f"{m / 2**20:.0f} MiB" for m in (row.peer_memory, row.our_memory)),
-            f"{row.burst_spread:.2f}",
-        )
-    return result
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def machine() -> dict[str, str | int]:
@@ -156,14 +55,18 @@ def machine() -> dict[str, str | int]:
         "processor": model,
         "cores": os.cpu_count() or 0,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        **{name: found for name in PACKAGES if (found := installed(name))},
         "regard": str(regard.explain((1, 8), (1, 8), (1, 8)).variant or "without compiled core"),
     }
 
 
-def write(rows: list[Row], rounds: int) -> None:
+def write(rows: list[Row], patience: Patience) -> None:
     RESULTS.mkdir(exist_ok=True)
-    data = {"machine": machine(), "rounds": rounds, "rows": [asdict(row) for row in rows]}
+    data = {
+        "machine": machine(),
+        "patience": asdict(patience),
+        "rows": [asdict(row) | {"peak_share": row.peak_share} for row in rows],
+    }
     (RESULTS / "attention.json").write_text(json.dumps(data, indent=1) + "\n")
 
 
@@ -171,29 +74,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--threads", type=int, nargs="*", default=None, help="default: 1 and all cores")
-    parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--peak", nargs=6, metavar=("FUNCTION", "B", "H", "N", "D", "K"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="cases whose name or peer contains this; nothing is written")
     options = parser.parse_args()
-    if options.peak:
-        sys.stdout.write(str(peak(options.peak[0], [int(n) for n in options.peak[1:]])))
-        return
-    cases = QUICK if options.quick else CASES
+    writes = not options.quick and not options.only
+    cases = [case for case in (QUICK if options.quick else CASES) if options.only in f"{case.name}, {case.peer}"]
     threads = options.threads or ([1] if options.quick else sorted({1, os.cpu_count() or 1}))
-    rounds = options.rounds or (3 if options.quick else 7)
-    console = Console(width=140)
-    rows = []
+    patience = Patience(seconds=0.5, least=3, most=7, seconds_of_others=0.3) if options.quick else Patience()
+    libraries = [name for name in LIBRARIES if not options.quick or name != NO_TIME_TO_COMPILE]
+    console = Console(width=150)
+    if options.quick:
+        console.print(f"{NO_TIME_TO_COMPILE} left out, a quick run has no time to compile it")
+    try:
+        compiled.library()
+    except compiled.CannotCompile as reason:
+        console.print(f"twins and bursts left out, {reason}")
+        cases = [case for case in cases if case.peer not in TWINS]
+    rows: list[Row] = []
     with Progress(console=console) as progress:
         task = progress.add_task("measuring", total=len(cases) * len(threads))
         for count in threads:
-            for case in cases:
-                progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
-                rows.append(measure(case, count, rounds))
-                if not options.quick:  # after each one, so that a run that is cut off is not lost
-                    write(rows, rounds)
-                progress.advance(task)
-    console.print(table(rows))
-    if not options.quick:
-        console.print("written to benchmarks/results/attention.json")
+            with closing(Measuring(count, libraries, patience)) as measuring:
+                for case in cases:
+                    progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
+                    rows.append(measuring.row(case))
+                    if writes:  # after each one, so that a run that is cut off is not lost
+                        write(rows, patience)
+                    progress.advance(task)
+    console.print(main_table(rows), others_table(rows), *left_out(rows), sep="\n", markup=False)
+    if writes:
+        picture.draw(RESULTS / "attention.json", RESULTS / "attention.png")
+        console.print("written to benchmarks/results/: attention.json, attention.png")
+    wrong = complaints(rows)
+    for line in wrong:
+        console.print(line, style="bold red", markup=False)
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,20 @@
 //
 // An item is a block of panels of one head; it keeps its d_q and walks over tiles of keys. All items that share keys add
 // to the same d_k and d_v, each tile in the order of the items: an item waits for its turn at a tile. So the sums are
-// the same for any number of threads, and no copies of d_k and d_v are needed.
+// the same for any number of threads, and no copies of d_k and d_v are needed. The gradient of a captured tensor, if it is
+// small, is summed by each item for itself and added in their order; if it is large, an item waits until those before it
+// that may add to the same places have finished.
 
 constexpr int64_t BACK_KEYS = 96;
 constexpr int64_t BACK_TOGETHER = 4;
+constexpr int64_t SMALL_SUM = 1 << 16;  // floats
 
 constexpr int64_t in_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 struct BackPanel {
   int64_t first, count, lanes;  // queries
-  const Run* run;               // what is left of its list of runs
-  const Run* end;
+  Runs runs;                    // what is left of them
+  bool finite;                  // q and d_output
   float* queries;         // (width, lanes), in units of log 2
   float* gradients;       // (value width, lanes)
   float* sums;            // (width, lanes): d_q
@@ -57,6 +60,28 @@ static void over_queries(const float* left, int64_t left_row, int64_t keys, int6
   for (; c < width / LANES; ++c) columns(std::integral_constant<int, 1>{}, c);
 }
 
+// The same where some numbers are not finite, over the queries that are seen.
+static void over_seen(const float* left, const int32_t* seen, int64_t left_row, int64_t keys, int64_t queries,
+                      const float* right, int64_t width, float* sums) {
+  for (int64_t t = 0; t < keys; ++t)
+    for (int64_t i = 0; i < queries; ++i) {
+      if (!seen[t * left_row + i]) continue;
+      const Vec weight = all(left[t * left_row + i]);
+      for (int64_t c = 0; c < width; c += LANES)
+        store(sums + t * width + c, fma(weight, load(right + i * width + c), load(sums + t * width + c)));
+    }
+}
+
+static float dot(const float* x, const float* y, int64_t count) {
+  Vec sum{};
+  float rest = 0.0f;
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) sum = fma(load(x + i), load(y + i), sum);
+  for (; i < count; ++i) rest += x[i] * y[i];
+  for (int lane = 0; lane < LANES; ++lane) rest += sum[lane];
+  return rest;
+}
+
 struct Backward {
   const Problem& problem;
   int64_t blocks;    // of panels, a head
@@ -64,6 +89,9 @@ struct Backward {
   int64_t tiles;     // of keys
   std::unique_ptr<std::atomic<int64_t>[]> turn;  // whose turn it is, for each batch element, key head and tile
   std::unique_ptr<int32_t[]> range;              // first and last tile of each item
+  std::unique_ptr<std::atomic<bool>[]> finished;  // of each item; only where gradients of captured tensors are summed
+  int64_t small = 0;                              // numbers of all small sums
+  std::unique_ptr<double[]> small_sums;
 
   Backward(const Problem& p, int64_t blocks, int64_t together)
       : problem(p),
@@ -76,17 +104,42 @@ struct Backward {
     for (int64_t item = 0; item < p.batch * p.heads * blocks; ++item) {
       int64_t low = p.n_k, high = 0;
       for (int64_t n = first_panel(item); n < last_panel(item); ++n) {
-        const Run everything{0, int32_t(p.n_k), 0};
-        const Run *run = &everything, *end = run + 1;
-        runs_of(item, n, run, end);
-        if (run < end) low = std::min<int64_t>(low, run->first), high = std::max<int64_t>(high, end[-1].last);
+        const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
+        const Runs runs = runs_of(p, item / blocks / p.heads, item / blocks % p.heads, n, everything);
+        if (runs.next == runs.end) continue;
+        low = std::min<int64_t>(low, runs.next->first), high = std::max<int64_t>(high, runs.end[-1].last);
       }
       range[2 * item] = int32_t(low / BACK_KEYS);
       range[2 * item + 1] = int32_t((high + BACK_KEYS - 1) / BACK_KEYS);
     }
     for (int64_t group = 0; group < p.batch * p.key_heads; ++group)
-      for (int64_t tile = 0; tile < tiles; ++tile) 
+      for (int64_t tile = 0; tile < tiles; ++tile)
         turn[group * tiles + tile] = next_at(group * sharing, (group + 1) * sharing, tile);
+    if (!sum_count()) return;
+    finished.reset(new std::atomic<bool>[p.batch * p.heads * blocks]);
+    for (int64_t item = 0; item < p.batch * p.heads * blocks; ++item) finished[item] = false;
+    for (int64_t n = 0; n < sum_count(); ++n)
+      if (is_small(n)) small += p.program->sums[n].size;
+    small_sums.reset(new double[small]());
+  }
+
+  // What the small sums came to, when all items are done.
+  void write_small_sums() const {
+    const double* from = small_sums.get();
+    for (int64_t n = 0; n < sum_count(); ++n) {
+      if (!is_small(n)) continue;
+      const Sum& sum = problem.program->sums[n];
+      std::copy(from, from + sum.size, sum.at);
+      from += sum.size;
+    }
+  }
+
+  int64_t sum_count() const { return problem.program ? problem.program->sum_count : 0; }
+  bool is_small(int64_t n) const { return problem.program->sums[n].size <= SMALL_SUM; }
+
+  void wait_until_finished(int64_t item) const {
+    for (int64_t spins = 0; item >= 0 && !finished[item].load(std::memory_order_acquire); ++spins)
+      if (spins > 256) std::this_thread::yield();
   }
 
   // the first item from `item` to `end` whose range has the tile
@@ -100,18 +153,11 @@ struct Backward {
     return std::min(first_panel(item) + together, (problem.n_q + PANEL - 1) / PANEL);
   }
 
-  void runs_of(int64_t item, int64_t panel, const Run*& run, const Run*& end) const {
-    const Cover& c = problem.cover;
-    if (!c.starts) return;
-    const int64_t b = item / blocks / problem.heads, h = item / blocks % problem.heads;
-    const int64_t list = (b % c.batch * c.heads + h % c.heads) * c.panels + panel;
-    run = c.runs + c.starts[list], end = c.runs + c.starts[list + 1];
-  }
-
   size_t scratch() const {
     const int64_t rows = in_lanes(problem.width) + in_lanes(problem.value_width);
-    return size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 2 * BACK_KEYS * PANEL +
-           BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + 256;
+    return size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 3 * BACK_KEYS * PANEL +
+           BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + 2 * small +
+           512;
   }
 
   void block(int64_t item, float* space) const {
@@ -120,8 +166,7 @@ struct Backward {
     const int64_t b = item / blocks / p.heads, h = item / blocks % p.heads;
     const int64_t group = p.heads / p.key_heads, key_head = h / group, sharing = group * blocks;
     const int64_t head_row = (b * p.heads + h) * p.n_q;
-    const float* k = p.k + b * p.k_strides.batch + key_head * p.k_strides.head;
-    const float* v = p.v + b * p.v_strides.batch + key_head * p.v_strides.head;
+    const float *k = p.k.of(b, key_head), *v = p.v.of(b, key_head);
     const int64_t wide = in_lanes(p.width), value_wide = in_lanes(p.value_width);
     auto take = [&](int64_t floats) {
       float* here = space;
@@ -133,65 +178,94 @@ struct Backward {
     float* d_k = take(BACK_KEYS * wide);
     float* d_v = take(BACK_KEYS * value_wide);
     float* raw = take(p.program ? BACK_KEYS * PANEL : 0);
+    int32_t* seen = reinterpret_cast<int32_t*>(take(BACK_KEYS * PANEL));
     float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
+    double* own_sums = reinterpret_cast<double*>(take(2 * small));
+    std::fill(own_sums, own_sums + small, 0.0);
+    std::vector<Into> sums(sum_count());
+    int64_t before = -1;  // the last item that must have finished before this one adds to a large sum
+    for (int64_t n = 0, at = 0; n < sum_count(); ++n) {
+      const Sum& sum = p.program->sums[n];
+      sums[n] = is_small(n) ? Into{nullptr, own_sums + at} : Into{sum.at, nullptr};
+      if (is_small(n)) at += sum.size;
+      if (!is_small(n) && sum.meeting) before = std::max(before, sum.meeting == 1 ? item - blocks : item - 1);
+    }
+    wait_until_finished(before);
     BackPanel set[BACK_TOGETHER];
-    const Run everything{0, int32_t(p.n_k), 0};
+    const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
     const int64_t count = last_panel(item) - first_panel(item);
     for (int64_t n = 0; n < count; ++n) {
       BackPanel& panel = set[n];
       panel.first = (first_panel(item) + n) * PANEL;
       panel.count = std::min<int64_t>(PANEL, p.n_q - panel.first);
       panel.lanes = in_lanes(panel.count);
-      panel.run = &everything, panel.end = &everything + 1;
-      runs_of(item, first_panel(item) + n, panel.run, panel.end);
+      panel.runs = runs_of(p, b, h, first_panel(item) + n, everything);
       panel.queries = take(panel.lanes * p.width);
       panel.gradients = take(panel.lanes * p.value_width);
       panel.sums = take(panel.lanes * p.width);
       panel.query_rows = take(panel.count * wide);
       panel.gradient_rows = take(panel.count * value_wide);
-      const float* q = p.q + b * p.q_strides.batch + h * p.q_strides.head + panel.first * p.q_strides.row;
-      const float* g = p.d_output + b * p.d_output_strides.batch + h * p.d_output_strides.head +
-                       panel.first * p.d_output_strides.row;
-      gather_lanes(q, p.q_strides.row, panel.count, p.width, float(ruled ? p.scale : p.scale * LOG2_E_EXACT),
+      const float* q = p.q.of(b, h) + panel.first * p.q.row;
+      const float* g = p.d_output.of(b, h) + panel.first * p.d_output.row;
+      panel.finite = all_finite(q, p.q.row, panel.count, p.width) &&
+                     all_finite(g, p.d_output.row, panel.count, p.value_width);
+      gather_lanes(q, p.q.row, panel.count, p.width, float(ruled ? p.scale : p.scale * LOG2_E_EXACT),
                    panel.queries, panel.lanes);
-      gather_lanes(g, p.d_output_strides.row, panel.count, p.value_width, 1.0f, panel.gradients, panel.lanes);
-      copy_rows(q, p.q_strides.row, panel.count, p.width, panel.query_rows, wide);
-      copy_rows(g, p.d_output_strides.row, panel.count, p.value_width, panel.gradient_rows, value_wide);
+      gather_lanes(g, p.d_output.row, panel.count, p.value_width, 1.0f, panel.gradients, panel.lanes);
+      copy_rows(q, p.q.row, panel.count, p.width, panel.query_rows, wide);
+      copy_rows(g, p.d_output.row, panel.count, p.value_width, panel.gradient_rows, value_wide);
       std::fill(panel.sums, panel.sums + panel.lanes * p.width, 0.0f);
       if (p.dropped) panel.dropout.begin(p, b, h, panel.first, panel.count);
       for (int64_t i = 0; i < panel.lanes; ++i) {
         const int64_t row = head_row + panel.first + std::min(i, panel.count - 1);
         const float lse = ruled ? p.lse[row] : float(p.lse[row] * LOG2_E_EXACT);
         panel.lse[i] = lse == -INFINITY ? INFINITY : lse;  // a query that sees nothing weighs nothing
-        panel.level[i] = p.level[row];
+        panel.level[i] = dot(p.output + row * p.value_width, g + std::min(i, panel.count - 1) * p.d_output.row,
+                             p.value_width) - p.d_lse[row];
       }
     }
     for (int64_t tile = range[2 * item]; tile < range[2 * item + 1]; ++tile) {
       const int64_t key = tile * BACK_KEYS, until = std::min(p.n_k, key + BACK_KEYS);
       bool sees = false;
+      int finite = -1;  // whether K and V are, in this tile; not known
       for (int64_t n = 0; n < count; ++n) {
         BackPanel& panel = set[n];
         Piece piece{};
         piece.scores = weights;
-        for (int64_t from = key; piece.next(panel.run, panel.end, from, until); from = piece.to) {
+        for (int64_t from = key; piece.next(panel.runs, from, until); from = piece.to) {
           if (!sees) {
             std::fill(d_k, d_k + (until - key) * wide, 0.0f);
             std::fill(d_v, d_v + (until - key) * value_wide, 0.0f);
             sees = true;
           }
-          piece.k = k + piece.from * p.k_strides.row, piece.v = v + piece.from * p.v_strides.row;
-          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first, -1, false};
-          with_vectors(panel.count, [&](auto vectors) {
+          piece.k = k + piece.from * p.k.row, piece.v = v + piece.from * p.v.row;
+          // 0 times inf is NaN: where something is not finite, only what is seen is added up
+          if (finite < 0)
+            finite = all_finite(k + key * p.k.row, p.k.row, until - key, p.width) &&
+                     all_finite(v + key * p.v.row, p.v.row, until - key, p.value_width);
+          int32_t* only = finite && panel.finite ? nullptr : seen;
+          const int64_t low = piece.low * LANES, high = std::min(piece.high * LANES, panel.lanes);
+          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + low};
+          machine.sums = sums.data();
+          machine.queries = std::min(high, panel.count) - low;
+          with_vectors((high - low) / LANES, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
-            ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw)
-                  : take_keys<N, false>(panel, piece, machine, d_scores, raw);
+            ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw, only)
+                  : take_keys<N, false>(panel, piece, machine, d_scores, raw, only);
           });
-          over_queries(weights, panel.lanes, piece.to - piece.from, panel.count, panel.gradient_rows, value_wide,
-                       d_v + (piece.from - key) * value_wide);
-          over_queries(d_scores, panel.lanes, piece.to - piece.from, panel.count, panel.query_rows, wide,
-                       d_k + (piece.from - key) * wide);
+          const int64_t keys = piece.to - piece.from, row = high - low;
+          const float *gradients = panel.gradient_rows + low * value_wide, *queries = panel.query_rows + low * wide;
+          float* d_v_here = d_v + (piece.from - key) * value_wide;
+          float* d_k_here = d_k + (piece.from - key) * wide;
+          if (only) {
+            over_seen(weights, seen, row, keys, machine.queries, gradients, value_wide, d_v_here);
+            over_seen(d_scores, seen, row, keys, machine.queries, queries, wide, d_k_here);
+          } else {
+            over_queries(weights, row, keys, machine.queries, gradients, value_wide, d_v_here);
+            over_queries(d_scores, row, keys, machine.queries, queries, wide, d_k_here);
+          }
         }
       }
       std::atomic<int64_t>& mine = turn[(b * p.key_heads + key_head) * tiles + tile];
@@ -209,24 +283,32 @@ struct Backward {
     for (int64_t n = 0; n < count; ++n)
       scatter_lanes(set[n].sums, set[n].lanes, factor, set[n].count, p.width,
                     p.d_q + (head_row + set[n].first) * p.width, p.width);
+    if (!sum_count()) return;
+    wait_until_finished(item - 1);
+    for (int64_t i = 0; i < small; ++i) small_sums[i] += own_sums[i];
+    finished[item].store(true, std::memory_order_release);
   }
 
-  // w and d_s of some keys, and their part of d_q
+  // w and d_s of some keys, and their part of d_q. `seen` takes what is seen, if it is asked for.
   template <int N, bool RULED>
-  void take_keys(BackPanel& panel, const Piece& piece, Machine& machine, float* d_scores, float* raw) const {
+  void take_keys(BackPanel& panel, const Piece& piece, Machine& machine, float* d_scores, float* raw,
+                 int32_t* seen) const {
     const Problem& p = problem;
     const Program& program = machine.program;
     const int64_t count = piece.to - piece.from;
     float* weights = piece.scores;
-    products<N>(panel.queries, p.width, piece.k, p.k_strides.row, count, weights);
-    products<N>(panel.gradients, p.value_width, piece.v, p.v_strides.row, count, d_scores);
-    const bool sloped = RULED && program.slope < program.end;
-    if (sloped) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
+    const int64_t low = piece.low * LANES;
+    products<N>(panel.queries + low, panel.lanes, p.width, piece.k, p.k.row, count, weights);
+    products<N>(panel.gradients + low, panel.lanes, p.value_width, piece.v, p.v.row, count, d_scores);
+    const bool sloped = RULED && program.hiding < program.slope, captured = RULED && program.slope < program.end;
+    if (sloped || captured) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
     if (RULED || piece.partial()) apply_program<N>(piece, machine);
+    if (seen)
+      for (int64_t i = 0; i < count * N * LANES; i += LANES) store(seen + i, IntVec(load(weights + i) != -INFINITY));
     Vec lse[N], level[N], one[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) {
-      lse[j] = load(panel.lse + j * LANES);
-      level[j] = load(panel.level + j * LANES);
+      lse[j] = load(panel.lse + low + j * LANES);
+      level[j] = load(panel.level + low + j * LANES);
       one[j] = all(1.0f);
     }
     for (int64_t t = 0; t < count; ++t)
@@ -237,12 +319,12 @@ struct Backward {
         const Vec w = exp2(RULED ? from_lse * LOG2_E : from_lse);
         Vec kept = w, d_weight = load(gradient);
         if (p.dropped) {
-          const IntVec stays = panel.dropout.kept(piece.from + t, j);
+          const IntVec stays = panel.dropout.kept(piece.from + t, piece.low + j);
           kept = choose(stays, w * panel.dropout.factor, Vec{});
           d_weight = choose(stays, d_weight * panel.dropout.factor, Vec{});
         }
         Vec d_score = w * (d_weight - level[j]);
-        if (piece.partial() || RULED) {  // where lse or d_weight is not finite, what is hidden has no zeros of its own
+        if (piece.partial() || RULED || seen) {  // where lse or d_weight is not finite, what is hidden has no zeros of its own
           const IntVec hidden = IntVec(score == -INFINITY);
           kept = choose(hidden, Vec{}, kept);
           d_score = choose(hidden, Vec{}, d_score);
@@ -250,10 +332,16 @@ struct Backward {
         store(weight, kept);
         store(gradient, d_score);
       }
+    if (captured)
+      for (int64_t t = 0; t < count; t += ROWS) {
+        machine.arriving = d_scores + t * N * LANES;
+        machine.run<N>(program.slope, program.end, piece.from + t, std::min<int64_t>(ROWS, count - t),
+                       raw + t * N * LANES);
+      }
     if (sloped)
       for (int64_t t = 0; t < count; t += ROWS) {
         const int64_t rows = std::min<int64_t>(ROWS, count - t);
-        machine.run<N>(program.slope, program.end, piece.from + t, rows, raw + t * N * LANES);
+        machine.run<N>(program.hiding, program.slope, piece.from + t, rows, raw + t * N * LANES);
         for (int64_t i = 0; i < rows * N * LANES; i += LANES) {
           float* gradient = d_scores + t * N * LANES + i;
           const Vec g = load(gradient);
@@ -261,12 +349,19 @@ struct Backward {
           store(gradient, choose(g == 0.0f, g, g * load(machine.registers + i)));
         }
       }
-    weighted_sums<N>(d_scores, piece.k, p.k_strides.row, count, p.width, one, panel.sums);
+    if (!seen) return weighted_sums<N>(d_scores, piece.k, p.k.row, count, p.width, one, panel.sums + low, panel.lanes);
+    for (int64_t t = 0; t < count; ++t)
+      for (int64_t c = 0; c < p.width; ++c)
+        REGARD_UNROLL for (int j = 0; j < N; ++j) {
+          float* sum = panel.sums + c * panel.lanes + low + j * LANES;
+          const Vec more = load(sum) + piece.k[t * p.k.row + c] * load(d_scores + (t * N + j) * LANES);
+          store(sum, choose(load(seen + (t * N + j) * LANES), more, load(sum)));
+        }
   }
 
   static void copy_rows(const float* from, int64_t row, int64_t count, int64_t width, float* to, int64_t to_row) {
     for (int64_t i = 0; i < count; ++i) {
-      std::memcpy(to + i * to_row, from + i * row, sizeof(float) * width);
+      std::copy_n(from + i * row, width, to + i * to_row);
       std::fill(to + i * to_row + width, to + (i + 1) * to_row, 0.0f);
     }
   }
@@ -283,8 +378,10 @@ static bool backward(const Problem& problem, bool (*pause)()) {
   if (!together || !problem.n_k) return true;
   const int64_t blocks = (panels + together - 1) / together;
   Backward work(problem, blocks, together);
-  return parallel(
+  const bool finished = parallel(
       problem.batch * problem.heads * blocks, problem.threads, work.scratch(),
       [](void* context, int64_t item, float* space) { static_cast<Backward*>(context)->block(item, space); }, &work,
       pause);
+  work.write_small_sums();
+  return finished;
 }

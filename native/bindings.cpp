@@ -67,8 +67,8 @@ PyObject* list_builds(PyObject*, PyObject*) {
   for (long n = 0; result && n < 3; ++n) {
     const Kernels* build = builds()[n];
     if (!build) continue;
-    PyObject* entry = Py_BuildValue("(lsLL)", n, build->name, static_cast<long long>(build->panel),
-                                    static_cast<long long>(build->chunk));
+    PyObject* entry = Py_BuildValue("(lsLLL)", n, build->name, static_cast<long long>(build->panel),
+                                    static_cast<long long>(build->lanes), static_cast<long long>(build->chunk));
     if (!entry || PyList_Append(result, entry) < 0) Py_CLEAR(result);
     Py_XDECREF(entry);
   }
@@ -85,7 +85,7 @@ PyCFunction as_method(Function* function) {
 PyMethodDef methods[] = {
     {"forward", as_method(forward), METH_FASTCALL, "forward(build, problem): fills the output and the lse."},
     {"backward", as_method(backward), METH_FASTCALL, "backward(build, problem): adds up the gradients."},
-    {"builds", list_builds, METH_NOARGS, "(number, name, queries a panel, keys a chunk), the best first."},
+    {"builds", list_builds, METH_NOARGS, "(number, name, queries a panel, queries a vector, keys a chunk), the best first."},
     {"has_threads", has_threads, METH_NOARGS, "Whether an OpenMP runtime is there to share work with."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -11,101 +11,61 @@ constexpr int64_t KEYS = 128;    // a tile: K, V and the scores of a panel stay 
 constexpr int64_t TOGETHER = 8;  // panels that read a tile of keys one after another
 
 struct Panel {
-  int64_t first, count;  // queries
-  const Run* run;        // what is left of its list of runs
-  const Run* end;
+  int64_t first, count, lanes;  // queries
+  Runs runs;             // what is left of them
   float* queries;  // (width, lanes)
   float* sums;     // (value width, lanes)
   float top[PANEL], total[PANEL];
   Dropout dropout;
 };
 
-// A piece of a tile: keys side by side that a panel sees, in `hide_from` to `hide_to` perhaps not all of them. Only if V
-// may hold numbers that are not finite there is a place for V's rows without them and for what is seen.
-struct Piece {
-  int64_t from, to, hide_from, hide_to;
-  const float *k, *v;
-  float* scores;
-  float* tame;
-
-  bool partial() const { return hide_from < hide_to; }
-
-  // The next piece of keys from `key` on and below `until`; runs that end in it are left behind.
-  bool next(const Run*& run, const Run* end, int64_t key, int64_t until) {
-    while (run < end && run->last <= key) ++run;
-    if (run == end || run->first >= until || key >= until) return false;
-    from = to = std::max<int64_t>(key, run->first);
-    hide_from = hide_to = 0;
-    for (; run < end && run->first <= to && to < until; ++run) {
-      const int64_t first = to;
-      to = std::min<int64_t>(until, run->last);
-      if (run->partial) {
-        if (!partial()) hide_from = first;
-        hide_to = to;
-      }
-      if (run->last > until) break;
-    }
-    return true;
-  }
-};
-
-// Changes the scores of a piece by the rule, and hides.
-template <int N>
-static void apply_program(const Piece& piece, Machine& machine) {
-  const Program& program = machine.program;
-  const auto run = [&](int64_t first, int64_t last, int64_t from, int64_t to) {
-    if (first == last) return;
-    for (int64_t key = from; key < to; key += ROWS)
-      machine.run<N>(first, last, key, std::min<int64_t>(ROWS, to - key), piece.scores + (key - piece.from) * N * LANES);
-  };
-  run(0, program.rule, piece.from, piece.to);
-  run(program.rule, program.length, piece.hide_from, piece.hide_to);
-}
-
 // 0 times inf is NaN: rows of V that are not finite are left out of the product and added where they are seen.
 template <int N>
-static void sum_wild(Panel& panel, const Problem& problem, const Piece& piece, const Vec (&shrink)[N],
+static void sum_wild(Panel& panel, const Problem& problem, const Piece& piece, const Vec (&shrink)[N], float* tame,
                      const int32_t* seen) {
   const int64_t count = piece.to - piece.from, width = problem.value_width;
   for (int64_t t = 0; t < count; ++t) {
-    const float* row = piece.v + t * problem.v_strides.row;
+    const float* row = piece.v + t * problem.v.row;
     const bool wild = !std::all_of(row, row + width, [](float x) { return std::isfinite(x); });
-    for (int64_t c = 0; c < width; ++c) piece.tame[t * width + c] = wild ? 0.0f : row[c];
+    for (int64_t c = 0; c < width; ++c) tame[t * width + c] = wild ? 0.0f : row[c];
   }
-  weighted_sums<N>(piece.scores, piece.tame, width, count, width, shrink, panel.sums);
+  weighted_sums<N>(piece.scores, tame, width, count, width, shrink, panel.sums + piece.low * LANES, panel.lanes);
   for (int64_t t = 0; t < count; ++t) {
-    const float* row = piece.v + t * problem.v_strides.row;
+    const float* row = piece.v + t * problem.v.row;
     if (std::all_of(row, row + width, [](float x) { return std::isfinite(x); })) continue;
     for (int64_t c = 0; c < width; ++c)
       for (int j = 0; j < N; ++j) {
-        float* sum = panel.sums + (c * N + j) * LANES;
+        float* sum = panel.sums + c * panel.lanes + (piece.low + j) * LANES;
         const Vec more = load(sum) + row[c] * load(piece.scores + (t * N + j) * LANES);
         store(sum, choose(load(seen + (t * N + j) * LANES), more, load(sum)));
       }
   }
 }
 
-// In units of log 2 unless a rule wants to see the scores as they are.
+// In units of log 2 unless a rule wants to see the scores as they are. `tame` is space for V without rows that are not
+// finite, if there are any, and for what is seen.
 template <int N, bool RULED>
-static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, Machine& machine) {
+static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, Machine& machine, float* tame) {
   const int64_t count = piece.to - piece.from;
-  float* scores = piece.scores;
+  const int64_t low = piece.low * LANES;
+  const float* queries = panel.queries + low;
+  float *scores = piece.scores, *tops = panel.top + low, *totals = panel.total + low;
   Vec top[N], shrink[N], total[N];
-  REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(panel.top + j * LANES);
+  REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(tops + j * LANES);
   if (!RULED && !piece.partial()) {
-    products<N, true>(panel.queries, problem.width, piece.k, problem.k_strides.row, count, scores, top);
+    products<N, true>(queries, panel.lanes, problem.width, piece.k, problem.k.row, count, scores, top);
   } else {
-    products<N>(panel.queries, problem.width, piece.k, problem.k_strides.row, count, scores);
+    products<N>(queries, panel.lanes, problem.width, piece.k, problem.k.row, count, scores);
     apply_program<N>(piece, machine);
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
   }
-  int32_t* seen = reinterpret_cast<int32_t*>(piece.tame) + KEYS * problem.value_width;
-  if (piece.tame)
+  int32_t* seen = tame ? reinterpret_cast<int32_t*>(tame) + KEYS * problem.value_width : nullptr;
+  if (seen)
     for (int64_t i = 0; i < count * N * LANES; i += LANES) store(seen + i, IntVec(load(scores + i) != -INFINITY));
   REGARD_UNROLL for (int j = 0; j < N; ++j) {
-    const Vec before = load(panel.top + j * LANES);
-    store(panel.top + j * LANES, top[j]);
+    const Vec before = load(tops + j * LANES);
+    store(tops + j * LANES, top[j]);
     top[j] = larger(top[j], all(-FLT_MAX));  // nothing seen so far: 2^(-inf - finite) is 0
     shrink[j] = exp2(RULED ? (before - top[j]) * LOG2_E : before - top[j]);
     total[j] = Vec{};
@@ -123,29 +83,18 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
     REGARD_UNROLL for (int j = 0; j < N; ++j) total[j] += sum[j];
   }
   REGARD_UNROLL for (int j = 0; j < N; ++j) {
-    float* before = panel.total + j * LANES;
+    float* before = totals + j * LANES;
     store(before, fma(load(before), shrink[j], total[j]));
   }
   if (problem.dropped)
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
         float* place = scores + (t * N + j) * LANES;
-        store(place, choose(panel.dropout.kept(piece.from + t, j), load(place) * panel.dropout.factor, Vec{}));
+        store(place, choose(panel.dropout.kept(piece.from + t, piece.low + j), load(place) * panel.dropout.factor, Vec{}));
       }
-  if (piece.tame) return sum_wild<N>(panel, problem, piece, shrink, seen);
-  weighted_sums<N>(scores, piece.v, problem.v_strides.row, count, problem.value_width, shrink, panel.sums);
-}
-
-static bool all_finite(const float* rows, int64_t row, int64_t count, int64_t width) {
-  Vec sum{};  // stays 0 as long as nothing is inf or NaN
-  float rest = 0.0f;
-  for (int64_t t = 0; t < count; ++t) {
-    int64_t c = 0;
-    for (; c + LANES <= width; c += LANES) sum = fma(load(rows + t * row + c), Vec{}, sum);
-    for (; c < width; ++c) rest += rows[t * row + c] * 0.0f;
-  }
-  for (int lane = 0; lane < LANES; ++lane) rest += sum[lane];
-  return rest == 0.0f;
+  if (seen) return sum_wild<N>(panel, problem, piece, shrink, tame, seen);
+  weighted_sums<N>(scores, piece.v, problem.v.row, count, problem.value_width, shrink, panel.sums + low,
+                   panel.lanes);
 }
 
 struct Forward {
@@ -164,9 +113,7 @@ struct Forward {
     const Problem& p = problem;
     const int64_t b = item / (p.heads * blocks), h = item / blocks % p.heads;
     const int64_t key_head = h / (p.heads / p.key_heads);
-    const float* q = p.q + b * p.q_strides.batch + h * p.q_strides.head;
-    const float* k = p.k + b * p.k_strides.batch + key_head * p.k_strides.head;
-    const float* v = p.v + b * p.v_strides.batch + key_head * p.v_strides.head;
+    const float *q = p.q.of(b, h), *k = p.k.of(b, key_head), *v = p.v.of(b, key_head);
     const int64_t panels = (p.n_q + PANEL - 1) / PANEL;
     // heavy ones first: under a causal mask the last queries see most
     const int64_t first = (blocks - 1 - item % blocks) * together, last = std::min(panels, first + together);
@@ -179,26 +126,21 @@ struct Forward {
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
     Panel set[TOGETHER];
-    Run everything{0, int32_t(p.n_k), 0};
+    const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
     for (int64_t n = first; n < last; ++n) {
       Panel& panel = set[n - first];
       panel.first = n * PANEL;
       panel.count = std::min<int64_t>(PANEL, p.n_q - panel.first);
-      const int64_t lanes = (panel.count + LANES - 1) / LANES * LANES;
-      panel.queries = space, space += lanes * p.width;
-      panel.sums = space, space += lanes * p.value_width;
-      gather_lanes(q + panel.first * p.q_strides.row, p.q_strides.row, panel.count, p.width,
-                   float(ruled ? p.scale : p.scale * LOG2_E_EXACT), panel.queries, lanes);
-      std::fill(panel.sums, panel.sums + lanes * p.value_width, 0.0f);
+      panel.lanes = (panel.count + LANES - 1) / LANES * LANES;
+      panel.queries = space, space += panel.lanes * p.width;
+      panel.sums = space, space += panel.lanes * p.value_width;
+      gather_lanes(q + panel.first * p.q.row, p.q.row, panel.count, p.width,
+                   float(ruled ? p.scale : p.scale * LOG2_E_EXACT), panel.queries, panel.lanes);
+      std::fill(panel.sums, panel.sums + panel.lanes * p.value_width, 0.0f);
       std::fill(panel.top, panel.top + PANEL, -INFINITY);
       std::fill(panel.total, panel.total + PANEL, 0.0f);
       if (p.dropped) panel.dropout.begin(p, b, h, panel.first, panel.count);
-      panel.run = &everything, panel.end = &everything + 1;
-      if (p.cover.starts) {
-        const Cover& c = p.cover;
-        const int64_t list = (b % c.batch * c.heads + h % c.heads) * c.panels + n;
-        panel.run = c.runs + c.starts[list], panel.end = c.runs + c.starts[list + 1];
-      }
+      panel.runs = runs_of(p, b, h, n, everything);
     }
     for (int64_t key = 0; key < p.n_k; key += KEYS) {
       const int64_t until = std::min(p.n_k, key + KEYS);
@@ -207,14 +149,15 @@ struct Forward {
         Panel& panel = set[n];
         Piece piece{};
         piece.scores = scores;
-        for (int64_t from = key; piece.next(panel.run, panel.end, from, until); from = piece.to) {
-          if (finite < 0) finite = all_finite(v + key * p.v_strides.row, p.v_strides.row, until - key, p.value_width);
-          piece.k = k + piece.from * p.k_strides.row, piece.v = v + piece.from * p.v_strides.row;
-          piece.tame = finite ? nullptr : tame;
-          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first, -1, false};
-          with_vectors(panel.count, [&](auto vectors) {
+        for (int64_t from = key; piece.next(panel.runs, from, until); from = piece.to) {
+          if (finite < 0) finite = all_finite(v + key * p.v.row, p.v.row, until - key, p.value_width);
+          piece.k = k + piece.from * p.k.row, piece.v = v + piece.from * p.v.row;
+          Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + piece.low * LANES};
+          with_vectors(std::min(piece.high, panel.lanes / LANES) - piece.low, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
-            ruled ? take_keys<N, true>(panel, p, piece, machine) : take_keys<N, false>(panel, p, piece, machine);
+            float* space = finite ? nullptr : tame;
+            ruled ? take_keys<N, true>(panel, p, piece, machine, space)
+                  : take_keys<N, false>(panel, p, piece, machine, space);
           });
         }
       }
@@ -226,16 +169,15 @@ struct Forward {
     const Problem& p = problem;
     const bool ruled = p.program && p.program->rule;
     const int64_t row = (b * p.heads + h) * p.n_q + panel.first;
-    const int64_t lanes = (panel.count + LANES - 1) / LANES * LANES;
     float factor[PANEL];
-    for (int64_t i = 0; i < lanes; ++i) {
+    for (int64_t i = 0; i < panel.lanes; ++i) {
       const bool sees = panel.total[i] != 0.0f;  // the largest score weighs 1, a NaN is not 0
       factor[i] = sees ? 1.0f / panel.total[i] : 0.0f;
       if (i < panel.count)
         p.lse[row + i] =
             sees ? float(panel.top[i] / (ruled ? 1.0 : LOG2_E_EXACT) + std::log(double(panel.total[i]))) : -INFINITY;
     }
-    scatter_lanes(panel.sums, lanes, factor, panel.count, p.value_width, p.output + row * p.value_width,
+    scatter_lanes(panel.sums, panel.lanes, factor, panel.count, p.value_width, p.output + row * p.value_width,
                   p.value_width);
   }
 };

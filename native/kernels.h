@@ -9,6 +9,7 @@
 #include <memory>
 #include <thread>
 #include <type_traits>
+#include <vector>
 
 #if REGARD_LANES > 4
 #include <immintrin.h>
@@ -23,20 +24,25 @@
 #pragma GCC target("avx2,fma")
 #endif
 
+#ifndef REGARD_MACHINE  // benchmarks/twins puts rules written by hand in its place
+#define REGARD_MACHINE "machine.h"
+#endif
+
 namespace regard {
 namespace REGARD_BUILD {
 namespace {
 
 #include "simd.h"
 #include "panel.h"
-#include "machine.h"
+#include REGARD_MACHINE
+#include "piece.h"
 #include "dropout.h"
 #include "forward.h"
 #include "backward.h"
 
 }  // namespace
 
-const Kernels kernels{REGARD_NAME, PANEL, CHUNK, forward, backward};
+const Kernels kernels{REGARD_NAME, PANEL, LANES, CHUNK, forward, backward};
 
 }  // namespace REGARD_BUILD
 }  // namespace regard

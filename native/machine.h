@@ -37,26 +37,42 @@ REGARD_INLINE void unary(const Source& a, float* into, int64_t rows, const F& f)
   for (int64_t i = 0; i < rows * N * LANES; i += LANES) store(into + i, f(load(a.at + i)));
 }
 
+// Whether each of these numbers is one more than the number before it.
+REGARD_INLINE bool count_up(const int32_t* numbers, int64_t step, int64_t count) {
+  for (int64_t i = 1; i < count; ++i)
+    if (numbers[i * step] != numbers[0] + i) return false;
+  return true;
+}
+
 template <class F>
 REGARD_INLINE Vec each(Vec x, const F& f) {
   for (int lane = 0; lane < LANES; ++lane) x[lane] = f(x[lane]);
   return x;
 }
 
+// Where the gradient of a captured tensor is added up: a large one in place, a small one, to which many pairs add, in
+// double precision.
+struct Into {
+  float* large;
+  double* small;
+};
+
 struct Machine {
   const Program& program;
   float* registers;  // register r from 1 on, each ROWS rows; register 0 is the scores
   int64_t b, h, first_query;
+
+  // for gradients of captured tensors: the sums, the gradients that arrive at this tile, and how many queries count
+  const Into* sums = nullptr;
+  float* arriving = nullptr;
+  int64_t queries = 0;
 
   int32_t known = -1;  // an array of lanes of which is known whether its numbers follow each other
   bool follow = false;
 
   template <int64_t W>
   bool side_by_side(int32_t array, const int32_t* numbers) {
-    if (array != known) {
-      known = array, follow = true;
-      for (int64_t lane = 1; lane < W; ++lane) follow &= numbers[lane] == numbers[0] + lane;
-    }
+    if (array != known) known = array, follow = count_up(numbers, 1, W);
     return follow;
   }
 
@@ -88,16 +104,19 @@ struct Machine {
     const int32_t* lane_part = reinterpret_cast<const int32_t*>(a.at);
     const int32_t* key_part = reinterpret_cast<const int32_t*>(b.at);
     const bool by_both = !a.spread && b.spread && a.row == 0;
-    if (by_both && x.op == LOOKUP && side_by_side<W>(x.a.index, lane_part)) {
-      const float* from = static_cast<const float*>(table) + lane_part[0];
-      for (int64_t t = 0; t < rows; ++t)
+    if (by_both && side_by_side<W>(x.a.index, lane_part)) {
+      for (int64_t t = 0; t < rows; ++t) {
+        const int64_t place = int64_t(lane_part[0]) + key_part[t * b.row];
         REGARD_UNROLL for (int j = 0; j < N; ++j)
-          store(into + t * W + j * LANES, load(from + key_part[t * b.row] + j * LANES));
+          store(into + t * W + j * LANES,
+                x_op == LOOKUP ? load(static_cast<const float*>(table) + place + j * LANES)
+                               : floats(conditions(static_cast<const uint8_t*>(table) + place + j * LANES)));
+      }
       return;
     }
     int64_t t = 0;
     if (by_both) {  // rows of a table that lie along the keys: read so, then turned over
-      for (; t + LANES <= rows && key_part[(t + LANES - 1) * b.row] == key_part[t * b.row] + LANES - 1; t += LANES)
+      for (; t + LANES <= rows && count_up(key_part + t * b.row, b.row, LANES); t += LANES)
         for (int j = 0; j < N; ++j) {
           Vec x[LANES];
           REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) {
@@ -122,6 +141,61 @@ struct Machine {
         } else {
           reinterpret_cast<int32_t*>(into)[t * W + lane] = -int32_t(static_cast<const uint8_t*>(table)[place] != 0);
         }
+      }
+  }
+
+  // Adds each pair's gradient, times c, where a look-up read.
+  template <int N>
+  void add_to(const Instruction& x, int64_t key, float* scores, int64_t rows) {
+    constexpr int64_t W = N * LANES;
+    const Source a = source(x.a, key, scores, W), b = source(x.b, key, scores, W), c = source(x.c, key, scores, W);
+    const int32_t* lane_part = reinterpret_cast<const int32_t*>(a.at);
+    const int32_t* key_part = reinterpret_cast<const int32_t*>(b.at);
+    const Into& into = sums[x.table];
+    const auto add = [&](int64_t place, float more) {
+      if (into.small) {
+        into.small[place] += more;
+      } else {
+        into.large[place] += more;
+      }
+    };
+    int32_t counts[W];  // beyond the last query are copies of it
+    for (int64_t lane = 0; lane < W; ++lane) counts[lane] = -int32_t(lane < queries);
+    const auto gradient = [&](int64_t t, int j) __attribute__((always_inline)) {
+      const Vec g = load(arriving + t * W + j * LANES);
+      const Vec factor = c.spread ? spread(c.at + t * c.row) : load(c.at + t * c.row + j * LANES);
+      // where no gradient arrives (hidden pairs among them) an infinite factor must not make a NaN
+      return choose(load(counts + j * LANES) & IntVec(g != 0.0f), g * factor, Vec{});
+    };
+    const bool by_lane = a.row == 0 && b.row == 0 && b.spread;  // the same for all keys
+    if (by_lane) {
+      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+        Vec total{};
+        for (int64_t t = 0; t < rows; ++t) total += gradient(t, j);
+        for (int64_t lane = j * LANES; lane < std::min<int64_t>(queries, (j + 1) * LANES); ++lane)
+          add(lane_part[a.spread ? 0 : lane] + key_part[0], total[lane - j * LANES]);
+      }
+      return;
+    }
+    int64_t t = 0;
+    if (into.large && !a.spread && a.row == 0 && b.spread)  // rows of a table that lie along the keys
+      for (; t + LANES <= rows && count_up(key_part + t * b.row, b.row, LANES); t += LANES)
+        for (int j = 0; j * LANES < queries; ++j) {
+          Vec g[LANES];
+          REGARD_UNROLL for (int i = 0; i < LANES; ++i) g[i] = gradient(t + i, j);
+          transpose(g);
+          for (int64_t lane = j * LANES; lane < std::min<int64_t>(queries, (j + 1) * LANES); ++lane) {
+            float* place = into.large + lane_part[lane] + int64_t(key_part[t * b.row]);
+            store(place, load(place) + g[lane - j * LANES]);
+          }
+        }
+    for (; t < rows; ++t)
+      for (int j = 0; j * LANES < queries; ++j) {
+        const Vec g = gradient(t, j);
+        for (int64_t lane = j * LANES; lane < std::min<int64_t>(queries, (j + 1) * LANES); ++lane)
+          add(int64_t(lane_part[a.spread ? t * a.row : t * a.row + lane]) +
+                  key_part[b.spread ? t * b.row : t * b.row + lane],
+              g[lane - j * LANES]);
       }
   }
 
@@ -226,6 +300,7 @@ struct Machine {
         return;
       }
       case LOOKUP: case LOOKUP_BYTE: return look_up<N>(x, key, scores, into, rows);
+      case ADD_TO: return add_to<N>(x, key, scores, rows);
       default: break;
     }
     // what hides: the scores themselves are the third operand

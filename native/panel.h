@@ -33,12 +33,12 @@ REGARD_INLINE void in_blocks(int64_t first, int64_t last, const Step& step) {
   }
 }
 
-// Calls what(vectors) with the number of vectors that so many queries take.
+// Calls what(vectors) with a number of vectors from 1 to 3.
 template <class What>
-REGARD_INLINE void with_vectors(int64_t queries, const What& what) {
-  if (queries > 2 * LANES) {
+REGARD_INLINE void with_vectors(int64_t vectors, const What& what) {
+  if (vectors > 2) {
     what(std::integral_constant<int, 3>{});
-  } else if (queries > LANES) {
+  } else if (vectors > 1) {
     what(std::integral_constant<int, 2>{});
   } else {
     what(std::integral_constant<int, 1>{});
@@ -81,14 +81,15 @@ static void scatter_lanes(const float* from, int64_t from_row, const float* fact
   }
 }
 
-// scores[t][lane] = k[t] . q[lane] for `count` keys, with queries as columns of lanes; `top` grows to their maxima
+// scores[t][lane] = k[t] . q[lane] for `count` keys, with queries as columns of lanes, a row of them `query_row` long;
+// `top` grows to their maxima
 template <int N, bool TOPS = false>
-static void products(const float* queries, int64_t width, const float* keys, int64_t key_row, int64_t count,
+static void products(const float* queries, int64_t query_row, int64_t width, const float* keys, int64_t key_row, int64_t count,
                      float* scores, Vec* top = nullptr) {
   in_blocks<rows_beside(N)>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
     constexpr int M = decltype(rows)::value;
     Vec block[M][N] = {};
-    multiply<M, N>(block, keys + t * key_row, key_row, 1, queries, N * LANES, width);
+    multiply<M, N>(block, keys + t * key_row, key_row, 1, queries, query_row, width);
     REGARD_UNROLL for (int i = 0; i < M; ++i)
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
         store(scores + ((t + i) * N + j) * LANES, block[i][j]);
@@ -100,14 +101,27 @@ static void products(const float* queries, int64_t width, const float* keys, int
 // sums[c][lane] = sums[c][lane] * shrink[lane] + sum over t of values[t][c] * weights[t][lane]
 template <int N>
 static void weighted_sums(const float* weights, const float* values, int64_t value_row, int64_t count, int64_t width,
-                          const Vec (&shrink)[N], float* sums) {
+                          const Vec (&shrink)[N], float* sums, int64_t sums_row) {
   in_blocks<rows_beside(N)>(0, width, [&](auto rows, int64_t c) __attribute__((always_inline)) {
     constexpr int M = decltype(rows)::value;
     Vec block[M][N];
     REGARD_UNROLL for (int i = 0; i < M; ++i)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) block[i][j] = load(sums + ((c + i) * N + j) * LANES) * shrink[j];
+      REGARD_UNROLL for (int j = 0; j < N; ++j) block[i][j] = load(sums + (c + i) * sums_row + j * LANES) * shrink[j];
     multiply<M, N>(block, values + c, 1, value_row, weights, N * LANES, count);
     REGARD_UNROLL for (int i = 0; i < M; ++i)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) store(sums + ((c + i) * N + j) * LANES, block[i][j]);
+      REGARD_UNROLL for (int j = 0; j < N; ++j) store(sums + (c + i) * sums_row + j * LANES, block[i][j]);
   });
+}
+
+// Whether nothing in these rows is inf or NaN.
+static bool all_finite(const float* rows, int64_t row, int64_t count, int64_t width) {
+  Vec sum{};  // stays 0 as long as nothing is inf or NaN
+  float rest = 0.0f;
+  for (int64_t t = 0; t < count; ++t) {
+    int64_t c = 0;
+    for (; c + LANES <= width; c += LANES) sum = fma(load(rows + t * row + c), Vec{}, sum);
+    for (; c < width; ++c) rest += rows[t * row + c] * 0.0f;
+  }
+  for (int lane = 0; lane < LANES; ++lane) rest += sum[lane];
+  return rest == 0.0f;
 }

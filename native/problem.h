@@ -1,5 +1,5 @@
 // What is asked of the core: numbers, and pointers into memory that the caller keeps. Strides count floats; the last
-// dimension of every tensor is contiguous.
+// dimension of every tensor is contiguous. `Problem` in engine/native.py has the same fields in the same order.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,12 @@
 
 namespace regard {
 
-struct Strides {
+// Rows of floats: strides by batch element, head and row.
+struct Rows {
+  const float* at;
   int64_t batch, head, row;
+
+  const float* of(int64_t b, int64_t h) const { return at + b * batch + h * head; }
 };
 
 // Which keys each panel of queries sees: list number n has the runs from starts[n] to starts[n + 1], in order; list
@@ -17,6 +21,7 @@ struct Strides {
 struct Run {
   int32_t first, last;  // keys
   int32_t partial;      // whether some pair in it is hidden
+  int32_t low, high;    // the panel's vectors of queries that see something in it
 };
 
 struct Cover {
@@ -29,12 +34,7 @@ struct Problem {
   int64_t batch, heads, key_heads, n_q, n_k, width, value_width;
   int64_t threads;
   double scale;
-  const float* q;
-  Strides q_strides;
-  const float* k;
-  Strides k_strides;
-  const float* v;
-  Strides v_strides;
+  Rows q, k, v;
   Cover cover;
   const Program* program;  // what partial runs hide, and what changes the scores; null where there is neither
   int64_t seed;
@@ -42,21 +42,21 @@ struct Problem {
   double kept_factor;  // 1 / (1 - dropout)
   float* output;       // contiguous, as everything below
   float* lse;
-  // backward: the gradient that reaches the output, each row's level, and the sums, which begin as zeros
-  const float* d_output;
-  Strides d_output_strides;
-  const float* level;
+  // backward: the gradients that reach the output and the lse, and the sums, which begin as zeros
+  Rows d_output;
+  const float* d_lse;
   float* d_q;
   float* d_k;
   float* d_v;
 };
 
-static_assert(sizeof(Problem) % 8 == 0, "every field is eight bytes, so that a caller can pack it");
+static_assert(sizeof(Problem) == 8 * 40, "every field has eight bytes, so that a caller can pack it");
 
 // One build of the kernels for one instruction set.
 struct Kernels {
   const char* name;
   int64_t panel;  // queries side by side
+  int64_t lanes;  // queries in a vector
   int64_t chunk;  // keys by which a mask is cut
   bool (*forward)(const Problem&, bool (*pause)());
   bool (*backward)(const Problem&, bool (*pause)());

@@ -24,6 +24,7 @@ enum Op : int32_t {
   LOOKUP_BYTE,  // table[a + b] of booleans
   KEEP,         // scores stay where a holds and are -inf elsewhere
   KEEP_EQ, KEEP_NE, KEEP_LT, KEEP_LE,  // the same for a comparison of whole numbers
+  ADD_TO,       // sum[a + b] += the gradient that arrives, times c
   OPS
 };
 
@@ -37,7 +38,7 @@ struct Operand {
 struct Instruction {
   int32_t op;
   int32_t into;   // register
-  int32_t table;  // of a look-up
+  int32_t table;  // of a look-up, or the sum that is added to
   int32_t unused;
   Operand a, b, c;
 };
@@ -49,16 +50,26 @@ struct Numbers {
   int64_t batch, head;
 };
 
+// Where the gradient of a captured tensor is summed. `meeting` says which queries' numbers may meet in one place: 0 only
+// those of one panel, 1 also those of other batch elements and heads at the same places, 2 any.
+struct Sum {
+  float* at;
+  int64_t size;
+  int64_t meeting;
+};
+
 struct Program {
   const Instruction* instructions;
   int64_t rule;    // instructions 0 to rule - 1 change the score, in register 0
-  int64_t length;  // the rest hides
-  int64_t slope;   // from here to `end`, register 1 becomes the rule's derivative in the score
-  int64_t end;
+  int64_t hiding;  // from there to hiding - 1 they hide
+  int64_t slope;   // from there to slope - 1 register 1 becomes the rule's derivative in the score
+  int64_t end;     // the rest adds up the gradients of captured tensors
   int64_t registers;
   const Numbers* lanes;
   const Numbers* keys;
   const void* const* tables;
+  int64_t sum_count;
+  const Sum* sums;
 };
 
 }  // namespace regard

@@ -15,7 +15,9 @@ from regard.engine.tiled import Tiled
 from regard.plan.blocks import blocks
 from regard.plan.choose import Plan, choose
 from regard.result import Attended
-from regard.spec.spec import Inputs, Question, read
+from regard.spec.precision import without_autocast
+from regard.spec.read import read
+from regard.spec.spec import Inputs, Question
 from regard.weights import Weights
 
 TILED = Tiled()
@@ -133,7 +135,7 @@ def answer(
     not where they lie.
     """
     engine = next(e for e in IN_ORDER if e.name == plan.engine)
-    with torch.autocast(question.q.device.type, enabled=False):
+    with without_autocast(question.q.device.type):
         inputs = question.inputs(engine.exact)
         output, statistic = run(engine, plan.spec, plan.tiles, inputs)
         if question.relative_values is not None:

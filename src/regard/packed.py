@@ -17,10 +17,10 @@ from regard.plan.choose import choose
 from regard.spec.array import as_tensor
 from regard.spec.formula import Captured, Formula, FromLengths, FromQueries, written
 from regard.spec.mask import Mask, as_mask
+from regard.spec.read import read
 from regard.spec.regions import Lengths
 from regard.spec.rule import Rule
 from regard.spec.score import as_score
-from regard.spec.spec import read
 from regard.spec.term import lookup, renumber, slot_of, substitute, variable, walk
 from regard.spec.weigh import as_weigh
 

@@ -20,6 +20,7 @@ from regard.plan.choose import Plan
 from regard.spec.array import as_tensor
 from regard.spec.evaluate import Index
 from regard.spec.finite import all_finite
+from regard.spec.precision import without_autocast
 from regard.spec.regions import Cover
 from regard.spec.spec import Inputs, Question
 
@@ -67,7 +68,7 @@ class Weights:
         chosen = _indices(index, self.shape)
         *leading, i, j = (c if isinstance(c, Tensor) else torch.tensor([c]) for c in chosen)
         b, h = self._heads(list(leading))
-        with torch.autocast(self._inputs.q.device.type, enabled=False):
+        with without_autocast(self._inputs.q.device.type):
             found = self._entries(b, h, i, j)
         if self._plan.spec.dtype != torch.float64:
             found = found.float()
@@ -98,7 +99,7 @@ class Weights:
         for measure in measures:
             if not isinstance(measure, Measure):
                 raise SpecError(f"measure takes measures such as measure.entropy; got {measure!r}.")
-        with torch.no_grad(), torch.autocast(self._inputs.q.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(self._inputs.q.device.type):
             running = [m.begin(self._plan.spec, self._inputs) for m in measures]
             for tile in self._tiles():
                 for state in running:

@@ -20,7 +20,7 @@ from regard.errors import EngineError, SpecError
 from regard.plan.blocks import Tiles, blocks
 from regard.plan.choose import choose
 from regard.spec.closure import Closures
-from regard.spec.spec import read
+from regard.spec.read import read
 
 BATCH, HEADS, KEY_HEADS, N_Q, N_K, WIDTH, VALUES = 2, 4, 2, 150, 270, 8, 5  # more than one block each way
 CLOSE = dict(rtol=1e-4, atol=1e-5)  # float32: sums of some hundred terms

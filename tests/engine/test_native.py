@@ -18,7 +18,7 @@ from regard.attention import IN_ORDER
 from regard.engine.gradient import run
 from regard.engine.native import Native, builds
 from regard.engine.tiled import Tiled
-from regard.spec.spec import read
+from regard.spec.read import read
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")
@@ -90,6 +90,129 @@ def test_every_width_gives_what_tiled_gives(build, width):
     close(rows.answers(Native(Tiled(), build)), rows.answers(Tiled()))
 
 
+class Nobody(Tiled):
+    """Takes nothing over: what the native engine is asked here it must answer itself."""
+
+    def forward(self, *args: object) -> object:
+        raise AssertionError("the native engine passed a forward pass on")
+
+    def backward(self, *args: object) -> object:
+        raise AssertionError("the native engine passed a backward pass on")
+
+
+def _captured(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
+
+
+ORDER = torch.arange(210).view(-1, 5)[:, [0, 3, 2, 1, 4]].flatten()  # the ends of each few stay where they are
+
+# Rules on (2 batch elements, 2 heads, 61 queries, 210 keys) that capture a tensor: what it is, and the rule.
+LEARNED = {
+    "slopes": ((2,), lambda t: score.alibi(t)),
+    "one number": ((), lambda t: lambda s, b, h, i, j: s * t),
+    "cap": ((), lambda t: lambda s, b, h, i, j: 2.0 * torch.tanh(s / 2.0) + t * s),
+    "dense": ((2, 2, 61, 210), score.bias),
+    "dense, one for all heads": ((2, 1, 61, 210), score.bias),
+    "dense, one for all": ((61, 210), score.bias),
+    "by query": ((61, 1), score.bias),
+    "by key": ((210,), lambda t: lambda s, b, h, i, j: s + t[j]),
+    "by key and head": ((2, 210), lambda t: lambda s, b, h, i, j: s * t[h, j]),
+    "buckets": ((32, 2), lambda t: score.relative(t)),
+    "difference": ((271,), lambda t: lambda s, b, h, i, j: s + t[i - j + 210]),
+    "used twice": ((210,), lambda t: lambda s, b, h, i, j: s * t[j] + t[i] * t[(i + j) % 7]),
+    "in another order": ((61, 210), lambda t: lambda s, b, h, i, j: s + t[i, ORDER[j]]),
+    "turned over": ((210, 61), lambda t: lambda s, b, h, i, j: s + t[j, i]),
+    "a choice": ((61,), lambda t: lambda s, b, h, i, j: torch.where(i > j, s + t[i], s * 0.5)),
+    "through the score": ((2,), lambda t: lambda s, b, h, i, j: torch.tanh(s * t[h]) * t[b]),
+    "infinite where hidden": ((210,), lambda t: lambda s, b, h, i, j: s + t[j] / torch.where(j <= i + 149, 1.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["summed apart", "summed in place"])
+@pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
+@pytest.mark.parametrize("name", LEARNED)
+def test_captured_tensors_get_the_gradients_that_tiled_gives(build, name, small):
+    shape, rule = LEARNED[name]
+    if not small:
+        if name in ("slopes", "by query", "buckets") or name.startswith("dense") or not shape:
+            pytest.skip("its size is given by the question")
+        shape = (*shape[:-1], shape[-1] + 70_000)
+    rows, t = Rows(61, 210), _captured(*shape)
+    options = dict(score=rule(t), mask=mask.causal())
+
+    def gradients(engine: object) -> list[Tensor]:
+        question = read(rows.q, rows.k, rows.v, **options)
+        output, _ = run(engine, question.spec, engine.tiles(question.spec), question.inputs())
+        return list(torch.autograd.grad(output, (rows.q, rows.k, rows.v, t), rows.g))
+
+    close(gradients(Native(Nobody(), build)), gradients(Tiled()))
+
+
+@pytest.mark.parametrize("shape", [(4, 700, 600), (1, 700, 600), (4, 1, 70_000), (3,)], ids=str)
+def test_the_gradient_of_a_captured_tensor_has_the_same_bits_for_any_number_of_threads(shape):
+    numbers = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 4, n, 16, generator=numbers) for n in (700, 600, 600))
+    t = _captured(*shape)
+    rules = {
+        (4, 700, 600): lambda s, b, h, i, j: s + t[h, i, j],
+        (1, 700, 600): lambda s, b, h, i, j: s * t[0, i, j],
+        (4, 1, 70_000): lambda s, b, h, i, j: s + t[h, 0, (i * 7 + j * 11) % 5000],
+        (3,): lambda s, b, h, i, j: s * t[(i + j) % 3],
+    }
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        output = regard.attention(q, k, v, score=rules[shape], engine="native")
+        found.append(torch.autograd.grad(output.square().sum(), t)[0])
+    torch.set_num_threads(before)
+
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert found[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
+@pytest.mark.parametrize("where", ["q", "k", "v", "g"])
+@pytest.mark.parametrize("name", ["causal", "window", "function", "alibi", "softcap", "dropout", "plain"])
+def test_what_is_not_finite_reaches_the_gradients_that_it_reaches_in_tiled(build, name, where):
+    rows = Rows(61, 210)
+    with torch.no_grad():
+        for place, wild in ((3, torch.nan), (40, torch.inf), (55, -torch.inf)):
+            getattr(rows, where)[1, :, place, 2] = wild
+
+    found, expected = rows.answers(Native(Nobody(), build), **RULES[name]), rows.answers(Tiled(), **RULES[name])
+
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=2e-4, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("wild", [0.0, torch.nan, torch.inf], ids=str)
+def test_a_large_bias_hides_even_where_it_is_not_looked_at_closely(wild):
+    numbers = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, 2, 300, 8, generator=numbers) for _ in range(3))
+    added = torch.randn(2, 300, 300, generator=numbers)
+    added[:, :, 5] = -torch.inf
+    k[:, :, 5], v[:, :, 5] = wild, wild
+
+    def answers(engine: str) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        output = regard.attention(*leaves, score=score.bias(added), engine=engine)
+        return [output, *torch.autograd.grad(output.square().sum(), leaves)]
+
+    found = answers("native")
+
+    close(found, answers("reference"))
+    assert all(x.isfinite().all() for x in found)
+
+
+@pytest.mark.parametrize("batch, n_q, n_k", [(2, 0, 0), (2, 0, 3), (2, 3, 0), (0, 3, 3), (2, 1, 1)])
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_takes_sizes_of_none_and_one(name, batch, n_q, n_k):
+    rows = Rows(n_q, n_k, batch=batch)
+
+    close(rows.answers(IN_ORDER[0], **RULES[name]), rows.answers(Tiled(), **RULES[name]))
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_the_number_of_threads_changes_no_bit(name):
     rows = Rows(300, 400, 16, heads=6, key_heads=2)
@@ -130,6 +253,18 @@ def test_tensors_may_lie_in_memory_in_any_way():
 
     found = rows.answers(IN_ORDER[0], mask=mask.causal())
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
+def test_a_table_may_be_read_in_any_order_of_its_columns(build):
+    rows = Rows(30, 64)
+    columns = torch.arange(64).view(-1, 4)[:, [0, 2, 1, 3]].flatten()  # as many apart at the ends as if in order
+    bias = torch.randn(30, 64)
+    options = dict(
+        score=lambda s, b, h, i, j: s + bias[i, columns[j]], mask=lambda b, h, i, j: (bias > 0)[i, columns[j]]
+    )
+
+    close(rows.answers(Native(Tiled(), build), **options), rows.answers(Tiled(), **options))
 
 
 OBJECTIONS = {

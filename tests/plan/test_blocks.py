@@ -12,7 +12,8 @@ from regard.plan import blocks as blocks_module
 from regard.plan.blocks import Tiles, blocks, blocks_without_data, ranges, strips
 from regard.spec import regions
 from regard.spec.bounds import Bounds
-from regard.spec.spec import Question, read
+from regard.spec.read import read
+from regard.spec.spec import Question
 
 
 def question(
@@ -151,7 +152,7 @@ def test_a_mask_without_data_is_searched_once(monkeypatch: pytest.MonkeyPatch) -
     assert len(calls) == 5
 
 
-def test_a_mask_with_data_is_searched_anew_for_each_call() -> None:
+def test_a_mask_with_data_is_searched_anew_when_its_data_change() -> None:
     tiles = Tiles(4, 4, 64)
     lengths = torch.tensor([20])
     before = cover_of(question(mask=mask.padding(lengths)), tiles)

@@ -10,7 +10,8 @@ from regard.plan.blocks import Tiles
 from regard.plan.choose import Plan, choose
 from regard.plan.report import Estimate, estimate, report
 from regard.spec.mask import Mask
-from regard.spec.spec import Spec, read
+from regard.spec.read import read
+from regard.spec.spec import Spec
 
 
 def spec(

@@ -5,7 +5,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 LARGEST = 1_000_000
 MACHINE = re.compile(r"(?<![\w.~-])/(?:farm|home|opt|root|tmp|work)(?![\w-])")
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9][0-9.]*)")
+VENDOR = re.compile("nvidia-|cuda-|triton")  # builds of torch for an accelerator bring them
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*<?([^\s>]+)|(?:src|href)=[\"']([^\"']+)", re.MULTILINE)
@@ -92,8 +93,10 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf8").splitlines()
+def pins(extra: str = "") -> dict[str, str]:
+    """All of them, or those below the line that names an extra the tests do not need."""
+    text = (ROOT / "constraints.txt").read_text(encoding="utf8")
+    lines = text[text.index(f"# Only with the extra `{extra}`") if extra else 0 :].splitlines()
     matches = [PIN.fullmatch(line) for line in lines if line and not line.startswith("#")]
     assert all(matches), "every line of constraints.txt must be name==version, without a local build suffix"
     return {match["name"]: match["version"] for match in matches if match}
@@ -150,16 +153,25 @@ def test_the_constraints_pin_everything_that_is_installed() -> None:
     del here["regard"]
     pinned = pins()
     assert len(here) > 20
-    # Builds of torch for an accelerator bring its vendor's packages with them.
-    unpinned = {name for name in here if name not in pinned and not re.match("nvidia-|cuda-|triton", name)}
-    assert unpinned == set()
+    assert {name for name in here if name not in pinned and not VENDOR.match(name)} == set()
     assert {name: version for name, version in here.items() if pinned.get(name, version) != version} == {}
 
 
 def test_the_constraints_pin_nothing_that_is_not_needed() -> None:
     needed = installed("regard", frozenset({"dev"}), {})
     builders = {"setuptools"}
-    assert set(pins()) - set(needed) - builders == set()
+    assert set(pins()) - set(pins("bench")) - set(needed) - builders == set()
+
+
+def test_the_pins_for_comparison_are_what_the_extra_needs_where_it_is_installed() -> None:
+    try:
+        needed = installed("regard", frozenset({"bench"}), {})
+    except PackageNotFoundError:
+        pytest.skip("the libraries to compare with are installed by make bench")
+    del needed["regard"]
+    pinned = pins()
+    assert {name for name in needed if pinned.get(name) != needed[name] and not VENDOR.match(name)} == set()
+    assert set(pins("bench")) - set(needed) == set()
 
 
 def test_the_pinned_torch_is_within_the_supported_range() -> None:
@@ -169,7 +181,7 @@ def test_the_pinned_torch_is_within_the_supported_range() -> None:
     assert ranges["torch"].contains("2.13.0")
 
 
-@pytest.mark.parametrize("target", ["setup", "check", "test", "test-long", "bench", "mutants", "wheel"])
+@pytest.mark.parametrize("target", ["setup", "check", "test", "test-long", "sanitize", "bench", "mutants", "wheel"])
 def test_make_lists_its_targets(target: str) -> None:
     listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"make {target} " in listed

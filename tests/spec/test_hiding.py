@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.spec.evaluate import Evaluation, Positions
-from regard.spec.hiding import hiding, visible
+from regard.spec.hiding import _glimpse, _holds_infinity, hiding, visible
 from regard.spec.rule import alibi, bias, composed, rule, softcap
 from regard.spec.term import FALSE, TRUE, Term, apply, constant, lookup, variable
 
@@ -116,3 +116,25 @@ def test_a_bias_that_requires_a_gradient_can_hide() -> None:
     found = bias(values)
     hidden = at_every_pair(hiding(found.term, found.tensors), (values.detach(),))
     assert torch.equal(hidden, values == -torch.inf)
+
+
+def test_a_glance_at_a_large_tensor_finds_what_is_hidden_all_over_it() -> None:
+    values = torch.zeros(2, 300, 300).masked_fill(torch.ones(300, 300).triu(1).bool(), -torch.inf)
+    changed = bias(values)
+
+    assert visible(TRUE, changed.term, changed.tensors, glance=True) is visible(TRUE, changed.term, changed.tensors)
+
+
+def test_a_glance_may_miss_what_is_hidden_in_few_places() -> None:
+    values = torch.zeros(300, 300)
+    values[1, 1] = -torch.inf
+    changed = bias(values)
+
+    assert visible(TRUE, changed.term, changed.tensors, glance=True) is TRUE
+    assert visible(TRUE, changed.term, changed.tensors) is not TRUE
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (70_000,), (1, 70_000), (70_000, 1), (70_000, 1, 1), (0, 70_000)], ids=str)
+def test_a_glance_looks_at_tensors_of_any_shape(shape: tuple[int, ...]) -> None:
+    assert not _holds_infinity(_glimpse(torch.zeros(shape)))
+    assert _holds_infinity(_glimpse(torch.full(shape, -torch.inf))) == (0 not in shape)

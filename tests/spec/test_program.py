@@ -26,7 +26,7 @@ def names(told: Program) -> list[str]:
 def test_causal_is_one_comparison_of_positions():
     told = of(mask.causal())
 
-    assert names(told) == ["keep_le"] and told.rule == 0 and told.length == 1
+    assert names(told) == ["keep_le"] and told.rule == 0 and told.hiding == 1
     assert told.lanes == (Beforehand(variable("p"), False),) and told.keys == (Beforehand(variable("j"), False),)
 
 
@@ -54,7 +54,7 @@ def test_what_depends_on_the_distance_alone_is_a_table():
 def test_alibi_is_a_look_up_and_a_difference():
     told = of(rule=score.alibi(torch.ones(2)))
 
-    assert names(told) == ["lookup", "f_sub"] and told.rule == told.length == 2
+    assert names(told) == ["lookup", "f_sub"] and told.rule == told.hiding == 2
 
 
 def test_a_slope_that_is_one_takes_no_instructions():

@@ -10,8 +10,8 @@ from torch import Tensor
 import regard
 from regard import score
 from regard.errors import SpecError
+from regard.spec.read import read
 from regard.spec.score import Score, as_score
-from regard.spec.spec import read
 
 # Both sides in float64: some dozen roundings of numbers of size 1 to 100.
 CLOSE = dict(rtol=1e-11, atol=1e-11)

@@ -1,5 +1,6 @@
 """Reading a call: shapes, dtypes, starts; equal questions have equal specs; what does not fit is refused at once."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from regard import mask, score, weigh
 from regard.errors import SpecError
 from regard.spec.normaliser import Sigmoid, Softmax
-from regard.spec.spec import Spec, read
+from regard.spec.read import read
+from regard.spec.spec import Spec
 from regard.spec.term import TRUE
 
 
@@ -395,3 +397,39 @@ def test_a_question_that_cannot_be_meant_is_refused_with_its_numbers(name: str) 
     make, message = REFUSED[name]
     with pytest.raises(SpecError, match=message):
         make()
+
+
+def test_a_function_is_read_again_each_time() -> None:
+    q = torch.zeros(1, 1, 4, 2)
+    reach = [2]
+    near = lambda b, h, i, j: i - j < reach[0]
+
+    before = read(q, q, q, mask=near).spec.mask
+    reach[0] = 3
+
+    assert read(q, q, q, mask=near).spec.mask is not before
+
+
+def test_the_same_objects_ask_the_same_question_and_other_lengths_another() -> None:
+    chosen = mask.causal() & mask.window(3)
+    q, longer = torch.zeros(1, 2, 4, 2), torch.zeros(1, 2, 5, 2)
+
+    assert read(q, q, q, mask=chosen).spec is read(q + 1, q, q, mask=chosen).spec
+    assert read(longer, longer, longer, mask=chosen).spec.n_q == 5
+    assert read(q, longer, longer, mask=chosen).start == 1
+    assert read(q.double(), q.double(), q.double(), mask=chosen).spec.dtype == torch.float64
+    assert read(q, q, q, mask=chosen, dropout=0.5).spec.dropout == 0.5
+    assert read(q, q, q, mask=chosen, start=1).start == 1
+    assert read(q, q, q, mask=chosen, score=score.softcap(2.0)).spec.rule is not None
+
+
+def test_what_captures_much_is_not_kept_alive() -> None:
+    q = torch.zeros(1, 1, 1100, 2)
+    seen = torch.ones(1100, 1100, dtype=torch.bool)
+    gone = weakref.ref(seen)
+    chosen = mask.tensor(seen)
+    read(q, q, q, mask=chosen)
+
+    del seen, chosen
+
+    assert gone() is None

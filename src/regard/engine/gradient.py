@@ -17,9 +17,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.engine.dense import dense
 from regard.plan.blocks import Tiles, ranges
+from regard.spec.precision import without_autocast
 from regard.spec.spec import Inputs, Spec
 
 PAIRS_A_BLOCK = 2**18  # of the direct formula: about ten MB
@@ -67,15 +69,24 @@ class Call:
 
 def run(engine: Engine, spec: Spec, tiles: Tiles, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     """The engine's answer, differentiable in every tensor: output (batch, heads, n_q, width) and row statistic."""
+    if not _watched(inputs.every()):
+        return engine.forward(spec, inputs, tiles)
     call = Call(engine, spec, tiles, inputs.detached())
     output, statistic = _apply(_F, call, *inputs.every())
     return output, statistic if spec.normaliser.statistic else None
 
 
+def _watched(tensors: Sequence[Tensor]) -> bool:
+    """Whether torch follows what becomes of the tensors: a gradient, a tangent or a transformation of functions."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def _apply(function: Any, *args: Any) -> Any:
     """Every number here is computed in the precision the spec says, also inside autocast."""
     device = next(a.device.type for a in args if isinstance(a, Tensor))
-    with torch.autocast(device, enabled=False):
+    with without_autocast(device):
         return function.apply(*args)
 
 
@@ -200,7 +211,7 @@ class _S(torch.autograd.Function):
         higher = torch.is_grad_enabled()
         half = (len(ctx.saved_tensors) - 2) // 2
         device = ctx.saved_tensors[0].device.type
-        with torch.enable_grad(), torch.autocast(device, enabled=False):
+        with torch.enable_grad(), without_autocast(device):
             leaves = [a if higher and a.requires_grad else _leaf(a) for a in ctx.saved_tensors]
             c, x, t = leaves[:2], leaves[2 : 2 + half], leaves[2 + half :]
             result = _second(ctx.call, ctx.needs, c, x, t, keep_graph=True)

@@ -16,6 +16,7 @@ from regard.plan.blocks import Strip, Tiles, blocks, strips
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.finite import all_finite, wild_rows
 from regard.spec.hiding import visible
+from regard.spec.linear import of_difference
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import ARITHMETIC, SMOOTH
 
@@ -43,6 +44,10 @@ class Walk:
         plain = spec.score == "dot" and spec.rule is None
         self.normaliser, self.unit = spec.normaliser.prescaled() if plain else (spec.normaliser, 1.0)
         self.condition = visible(spec.mask, spec.rule, inputs.tensors)
+        # whether tiles that lie equally far from the diagonal hide the same
+        depends = self.condition.depends
+        self.slides = spec.start is not None and not depends & {"b", "h", "s"} and of_difference(self.condition)
+        self._alike: dict[tuple[int, int, int], Tensor] = {}
         self._space: dict[str, Tensor] = {}
 
     @cached_property
@@ -87,11 +92,7 @@ class Walk:
         spec, inputs = self.spec, self.inputs
         positions = positions_of(spec, inputs, strip.b, strip.h, strip.i, j)
         tracked: tuple[Tensor, ...] = ()
-        seen = None
-        if not full:
-            looked = Evaluation(inputs.tensors, positions)
-            seen = looked.condition(self.condition).expand(positions.shape)
-            looked.check_range(seen)
+        seen = None if full else self._seen(strip, j, positions)
         if spec.score == "dot":
             raw = self.product("scores", q, k)
         else:
@@ -109,6 +110,18 @@ class Walk:
         if evaluation is not None:
             evaluation.check_range(seen)
         return Tile(positions, raw, scores, evaluation, tracked)
+
+    def _seen(self, strip: Strip, j: range, positions: Positions) -> Tensor:
+        """Which pairs of a tile are seen. Along the edge of a causal mask or a window tiles are all alike."""
+        alike = (strip.i.start - j.start, len(strip.i), len(j)) if self.slides else None
+        if alike is not None and alike in self._alike:
+            return self._alike[alike].expand(positions.shape)
+        looked = Evaluation(self.inputs.tensors, positions)
+        seen = looked.condition(self.condition)
+        looked.check_range(seen.expand(positions.shape))
+        if alike is not None and len(self._alike) < 8:
+            self._alike[alike] = seen
+        return seen.expand(positions.shape)
 
     def _pairwise(
         self, strip: Strip, q: Tensor, k: Tensor, only: Tensor | None, track: bool

@@ -7,11 +7,12 @@ from functools import lru_cache
 import numpy as np
 from torch import Tensor
 
+from regard.plan.recent import Recent
 from regard.spec.formula import Start
 from regard.spec.hiding import visible
 from regard.spec.regions import Cover, Lengths, cover
 from regard.spec.spec import Spec
-from regard.spec.term import Term, walk
+from regard.spec.term import Term
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,14 @@ class Tiles:
     """How many queries and keys a tile has, and how many numbers a tile of several heads may hold.
 
     Full tiles side by side are taken together up to `row` keys, since each costs some calls whatever its size.
+    `sharing` tiles of queries read the same keys one after another, while they are near.
     """
 
     queries: int
     keys: int
     numbers: int
     row: int = 0
+    sharing: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,20 +44,31 @@ class Strip:
 
 
 def blocks(spec: Spec, tensors: Sequence[Tensor], start: Start, tiles: Tiles) -> Cover:
-    """The tiles in which some pair may be seen; kept for masks that hold no data."""
-    term = visible(spec.mask, spec.rule, tensors)
+    """The tiles in which some pair may be seen."""
+    return covering(visible(spec.mask, spec.rule, tensors), tensors, spec.lengths, start, tiles)
+
+
+def covering(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: Start, tiles: Tiles) -> Cover:
+    """The tiles in which a condition may hold; kept for a while."""
     size = (tiles.queries, tiles.keys)
-    if isinstance(start, int) and not any(node.op == "lookup" for node in walk(term)):
-        return _without_data(term, spec.lengths, start, size)
-    return cover(term, tensors, spec.lengths, start, size)
+    read = [tensors[n] for n in sorted(term.reads)]
+    if isinstance(start, int):
+        if not read:
+            return _without_data(term, lengths, start, size)
+        key: tuple[object, ...] = (term, lengths, size, start)
+    else:
+        key, read = (term, lengths, size), [*read, start]
+    return _recent.get(key, read, lambda: cover(term, tensors, lengths, start, size))
 
 
 def blocks_without_data(spec: Spec, tiles: Tiles) -> Cover | None:
     """The same from the spec alone; None where the mask or the rule looks something up."""
-    terms = [t for t in (spec.mask, spec.rule) if t is not None]
-    if spec.start is None or any(node.op == "lookup" for term in terms for node in walk(term)):
+    if spec.start is None or spec.mask.reads or (spec.rule is not None and spec.rule.reads):
         return None
     return blocks(spec, (), spec.start, tiles)
+
+
+_recent: Recent[Cover] = Recent()
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Protocol
 
 from regard.errors import EngineError
@@ -65,6 +67,15 @@ def choose(spec: Spec, engines: Sequence[Candidate], name: str | None = None) ->
 
     An engine that would keep every pair in memory runs only when asked for.
     """
+    chosen, objections = _chosen(spec, tuple(engines), name)
+    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory(spec), objections, chosen.variant)
+
+
+@lru_cache(maxsize=512)
+def _chosen(
+    spec: Spec, engines: tuple[Candidate, ...], name: str | None
+) -> tuple[Candidate, Mapping[str, tuple[str, ...]]]:
+    """The engine, and every engine's objections."""
     known = {e.name: e for e in engines}
     if name is not None and name not in known:
         raise EngineError(f"engine must be one of {', '.join(known)}; got {name!r}.")
@@ -83,7 +94,7 @@ def choose(spec: Spec, engines: Sequence[Candidate], name: str | None = None) ->
         if not willing:
             raise EngineError(_sentence("some engine must be able to answer this, and all object", objections))
         chosen = willing[0]
-    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory(spec), objections, chosen.variant)
+    return chosen, MappingProxyType(objections)
 
 
 def _sentence(what: str, objections: Mapping[str, tuple[str, ...]]) -> str:

@@ -32,7 +32,7 @@ def estimate(spec: Spec, tiles: Tiles, linear_memory: bool, cover: Cover | None)
     number = torch.empty((), dtype=spec.dtype).element_size()
     exact = torch.empty((), dtype=spec.precision).element_size()
     rows = spec.batch * spec.heads * spec.n_q
-    strips = -(-spec.n_q // tiles.queries) if spec.n_q else 0
+    strips = -(-spec.n_q // (tiles.queries * tiles.sharing))
     share = visited / pairs if pairs else 0.0
     keys_read = int(spec.batch * spec.key_heads * spec.n_k * width * strips * share)
     bytes_moved = number * (rows * width + keys_read)

@@ -5,59 +5,76 @@ A float mask hides with -inf. The sum alone would not do: a hidden key that hold
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from regard.spec.term import FALSE, TRUE, Term, apply, constant, slot_of, walk
+from regard.spec.term import FALSE, TRUE, Term, apply, constant, walk
+
+GLANCE = 2**16  # numbers: tensors no larger are looked through in no time
 
 
-def visible(mask: Term, rule: Term | None, tensors: Sequence[Tensor]) -> Term:
-    """The condition under which a pair counts: the mask, less what the rule hides by adding -inf."""
-    return apply("and", mask, apply("not", hiding(rule, tensors)))
+def visible(mask: Term, rule: Term | None, tensors: Sequence[Tensor], glance: bool = False) -> Term:
+    """The condition under which a pair counts: the mask, less what the rule hides by adding -inf.
+
+    With `glance`, a large tensor is only glanced at. What it hides unnoticed is still hidden where scores are finite,
+    since a finite score plus -inf is -inf.
+    """
+    hidden = hiding(rule, tensors, glance)
+    return mask if hidden is FALSE else apply("and", mask, apply("not", hidden))
 
 
-def hiding(rule: Term | None, tensors: Sequence[Tensor]) -> Term:
+def hiding(rule: Term | None, tensors: Sequence[Tensor], glance: bool = False) -> Term:
     """The condition under which the rule is -inf by position alone; FALSE where nothing in it is infinite."""
-    if rule is None or not any(_is_infinite(node, tensors) for node in walk(rule)):
+    if rule is None:
         return FALSE
-    return _hides(rule, tensors)
+    infinite = frozenset(n for n in rule.reads if _holds_infinity(_glimpse(tensors[n]) if glance else tensors[n]))
+    return _hides(rule, infinite) if infinite or _names_infinity(rule) else FALSE
 
 
-def _hides(node: Term, tensors: Sequence[Tensor]) -> Term:
+def _hides(node: Term, infinite: frozenset[int]) -> Term:
     if "s" not in node.depends:
-        return _equals(node, -math.inf, tensors)
+        return _equals(node, -math.inf, infinite)
     if node.op == "add":
-        return apply("or", _hides(node.args[0], tensors), _hides(node.args[1], tensors))
+        return apply("or", _hides(node.args[0], infinite), _hides(node.args[1], infinite))
     if node.op == "sub":
         left, right = node.args
-        taken = _equals(right, math.inf, tensors) if "s" not in right.depends else FALSE
-        return apply("or", _hides(left, tensors), taken)
+        taken = _equals(right, math.inf, infinite) if "s" not in right.depends else FALSE
+        return apply("or", _hides(left, infinite), taken)
     if node.op == "where" and "s" not in node.args[0].depends:
         condition, x, y = node.args
         return apply(
             "or",
-            apply("and", condition, _hides(x, tensors)),
-            apply("and", apply("not", condition), _hides(y, tensors)),
+            apply("and", condition, _hides(x, infinite)),
+            apply("and", apply("not", condition), _hides(y, infinite)),
         )
     return FALSE
 
 
-def _equals(node: Term, level: float, tensors: Sequence[Tensor]) -> Term:
+def _equals(node: Term, level: float, infinite: frozenset[int]) -> Term:
     if node.op == "constant":
         return TRUE if node.value == level else FALSE
-    if not any(_is_infinite(part, tensors) for part in walk(node)):
+    if not (_names_infinity(node) or node.reads & infinite):
         return FALSE
     return apply("eq", node, constant(level))
 
 
-def _is_infinite(node: Term, tensors: Sequence[Tensor]) -> bool:
-    if node.op == "constant":
-        return isinstance(node.value, float) and math.isinf(node.value)
-    if node.op == "lookup" and node.kind == "float":
-        captured = tensors[slot_of(node)].detach()
-        if not captured.numel():
-            return False
-        least, most = captured.aminmax()  # much faster than looking for each; a NaN makes both NaN
-        return bool(torch.isinf(captured).any()) if least.isnan() else bool(least.isinf() | most.isinf())
-    return False
+@lru_cache(maxsize=512)
+def _names_infinity(term: Term) -> bool:
+    return any(isinstance(node.value, float) and math.isinf(node.value) for node in walk(term))
+
+
+def _glimpse(captured: Tensor) -> Tensor:
+    """Some numbers of a large tensor, from all over its last two dimensions."""
+    while captured.numel() > GLANCE and max(captured.shape[-2:]) > 1:
+        captured = captured[..., ::7] if captured.dim() < 2 else captured[..., ::7, ::7]
+    return captured
+
+
+def _holds_infinity(captured: Tensor) -> bool:
+    captured = captured.detach()
+    if not captured.is_floating_point() or not captured.numel():
+        return False
+    least, most = captured.aminmax()  # much faster than looking for each; a NaN makes both NaN
+    return bool(torch.isinf(captured).any()) if least.isnan() else bool(least.isinf() | most.isinf())

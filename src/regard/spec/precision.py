@@ -1,7 +1,14 @@
 """Half precision is enough for q, k and v, not for what is computed from them."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
+
+
+def without_autocast(device: str) -> AbstractContextManager[object]:
+    """Numbers inside are computed in the precision they have."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def fine(x: Tensor) -> Tensor:

@@ -5,15 +5,17 @@ for each of them, and so is what depends on the difference of their positions al
 Only the rest is left for the tile.
 """
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
 from regard.spec.derivative import ONE, derivatives
 from regard.spec.evaluate import DECIDES
+from regard.spec.linear import KEY, in_tile, of_difference, split
 from regard.spec.term import COMPARISONS, TRUE, Term, apply, constant, slot_of, variable, walk
 
 # in the order in which the machine counts them
@@ -23,12 +25,11 @@ OPS = (
     *("f_round", "f_trunc", "i_add", "i_sub", "i_mul", "i_min", "i_max", "i_neg", "i_abs", "i_sign", "i_floordiv"),
     *("i_mod", "i_and", "i_or", "i_xor", "i_not", "i_shl", "i_shr", "i_to_f", "f_to_i", "b_to_i", "f_eq", "f_ne"),
     *("f_lt", "f_le", "i_eq", "i_ne", "i_lt", "i_le", "select", "lookup", "lookup_byte", "keep", "keep_eq", "keep_ne"),
-    *("keep_lt", "keep_le"),
+    *("keep_lt", "keep_le", "add_to"),
 )
 PLACES = ("register", "lanes", "keys", "number", "nothing")
 SCORES, SPARE = 0, 1  # registers: the scores, and one that hiding may overwrite and the slope ends up in
 
-_QUERY, _KEY = frozenset("ip"), frozenset("j")
 _STEPS_FOR_A_TABLE = 3
 _NAMES = {"minimum": "min", "maximum": "max", "bitand": "and", "bitor": "or", "bitxor": "xor"}
 _NAMES |= {"shift_left": "shl", "shift_right": "shr"}
@@ -88,24 +89,42 @@ class Table:
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions: first `rule` of them that change the scores, up to `length` those that hide, then the slope."""
+    """Instructions: up to `rule` those that change the scores, up to `hiding` those that hide, up to `slope` those that
+    find the rule's derivative in the score, and then those that add up the gradients of captured tensors."""
 
     instructions: tuple[Instruction, ...]
     rule: int
-    length: int
+    hiding: int
+    slope: int
     registers: int
     lanes: tuple[Beforehand, ...]
     keys: tuple[Beforehand, ...]
     tables: tuple[Table, ...]
     whole: tuple[Term, ...]  # whole numbers made in tiles: they must fit into 32 bits
     looked_up: tuple[tuple[Term, int], ...]  # indices that must stay from 0 to less than a size
+    added: tuple[tuple[Term, ...], ...]  # for each wanted tensor the look-ups whose gradients are added up
+
+    @cached_property
+    def reads(self) -> frozenset[int]:
+        """The captured tensors whose numbers are needed beforehand; a tile reads the others itself."""
+        made = [t.made for t in self.tables if t.made is not None]
+        terms = [x.term for x in (*self.lanes, *self.keys, *made)]
+        terms += [*self.whole, *(index for index, _ in self.looked_up)]
+        return frozenset[int]().union(*(t.reads for t in terms))
 
 
 @lru_cache(maxsize=512)
 def program(
-    mask: Term, rule: Term | None, sizes: tuple[tuple[int, ...], ...], strides: tuple[tuple[int, ...], ...]
+    mask: Term,
+    rule: Term | None,
+    sizes: tuple[tuple[int, ...], ...],
+    strides: tuple[tuple[int, ...], ...],
+    wanted: tuple[int, ...] = (),
 ) -> Program:
-    """The program of a mask and a rule. `sizes` and `strides` are those of the captured tensors."""
+    """The program of a mask and a rule. `sizes` and `strides` are those of the captured tensors.
+
+    `wanted` are the captured tensors whose gradients it adds up, each in a contiguous tensor of the same size.
+    """
     made = _Compiler(sizes, strides)
     if rule is not None:
         made.put(rule, SCORES)
@@ -114,19 +133,27 @@ def program(
         for part in _conjuncts(mask):
             made.hide(part)
     after_mask = len(made.code)
-    slope = derivatives(rule).get(variable("s"), constant(0.0)) if rule is not None else ONE
+    changes = {variable("s"): ONE} if rule is None else derivatives(rule)
+    slope = changes.get(variable("s"), constant(0.0))
     if slope is not ONE:
         made.put(slope, SPARE)
+    after_slope = len(made.code)
+    added = tuple(tuple(n for n in changes if n.op == "lookup" and slot_of(n) == slot) for slot in wanted)
+    for number, nodes in enumerate(added):
+        for node in nodes:
+            made.add_to(node, changes[node], number)
     return Program(
         tuple(made.code),
         after_rule,
         after_mask,
+        after_slope,
         made.registers,
         tuple(made.lanes),
         tuple(made.keys),
         tuple(made.tables),
         tuple(made.whole),
         tuple(made.looked_up),
+        added,
     )
 
 
@@ -159,7 +186,7 @@ class _Compiler:
     def hide(self, part: Term) -> None:
         """Scores become -inf where this condition does not hold."""
         known: dict[tuple[Term, bool], Operand] = {}
-        if part.op in COMPARISONS and all(a.kind != "float" for a in part.args) and _in_tile(part):
+        if part.op in COMPARISONS and all(a.kind != "float" for a in part.args) and in_tile(part):
             name, x, y = _ordered(part.op, *part.args)
             if not _worth_a_table(part):
                 a, b = (self._whole_number(t, known) for t in (x, y))
@@ -167,6 +194,15 @@ class _Compiler:
                 self._used.clear()
                 return
         self.code.append(Instruction("keep", SCORES, self._operand(part, False, known)))
+        self._used.clear()
+
+    def add_to(self, node: Term, change: Term, number: int) -> None:
+        """Each pair's gradient, times `change`, is added where the look-up reads, to sum number `number`."""
+        known: dict[tuple[Term, bool], Operand] = {}
+        sizes = self.sizes[slot_of(node)]
+        factor = self._operand(change, True, known)
+        a, b = self._address(node, [math.prod(sizes[n + 1 :]) for n in range(len(sizes))], known)
+        self.code.append(Instruction("add_to", SPARE, a, b, factor, number))
         self._used.clear()
 
     def _register(self) -> int:
@@ -198,7 +234,7 @@ class _Compiler:
             return Operand("number", _number_bits(term))
         if term is variable("s"):
             return Operand("register", SCORES)
-        if not _in_tile(term):
+        if not in_tile(term):
             return self._beforehand(term, precise)
         if _worth_a_table(term):
             return self._by_difference(term, precise)
@@ -209,7 +245,7 @@ class _Compiler:
         return self._computed(term, precise, known)
 
     def _beforehand(self, term: Term, precise: bool) -> Operand:
-        place, into = ("keys", self.keys) if term.depends & _KEY else ("lanes", self.lanes)
+        place, into = ("keys", self.keys) if term.depends & KEY else ("lanes", self.lanes)
         wanted = Beforehand(term, precise)
         if wanted not in into:
             into.append(wanted)
@@ -229,27 +265,31 @@ class _Compiler:
         return self._emit(op, Operand("lanes", self.lanes.index(place)), on_keys, table=number)
 
     def _look_up(self, term: Term, known: dict[tuple[Term, bool], Operand]) -> Operand:
-        slot = slot_of(term)
-        on_lanes, on_keys = constant(0), constant(0)
-        address: Operand | None = None
-        for index, size, stride in zip(term.args, self.sizes[slot], self.strides[slot], strict=True):
-            self.looked_up.append((index, size))
-            split = _split(index)
-            step = constant(stride)
-            if split is not None:
-                on_lanes = apply("add", on_lanes, apply("mul", split[0], step))
-                on_keys = apply("add", on_keys, apply("mul", split[1], step))
-                continue
-            part = self._emit("i_mul", self._whole_number(index, known), self._operand(step, False, known))
-            address = part if address is None else self._emit("i_add", address, part)
-        a, b = self._operand(on_lanes, False, known), self._operand(on_keys, False, known)
-        if address is not None:
-            a = self._emit("i_add", address, a)
-        table = Table(slot)
+        a, b = self._address(term, self.strides[slot_of(term)], known)
+        table = Table(slot_of(term))
         if table not in self.tables:
             self.tables.append(table)
         op = "lookup_byte" if term.kind == "bool" else "lookup"
         return self._emit(op, a, b, table=self.tables.index(table))
+
+    def _address(
+        self, term: Term, strides: Sequence[int], known: dict[tuple[Term, bool], Operand]
+    ) -> tuple[Operand, Operand]:
+        """Where a look-up reads, as the sum of two: one for the query, if it is that simple, and one for the key."""
+        on_lanes, on_keys = constant(0), constant(0)
+        address: Operand | None = None
+        for index, size, stride in zip(term.args, self.sizes[slot_of(term)], strides, strict=True):
+            self.looked_up.append((index, size))
+            parts = split(index)
+            step = constant(stride)
+            if parts is not None:
+                on_lanes = apply("add", on_lanes, apply("mul", parts[0], step))
+                on_keys = apply("add", on_keys, apply("mul", parts[1], step))
+                continue
+            part = self._emit("i_mul", self._whole_number(index, known), self._operand(step, False, known))
+            address = part if address is None else self._emit("i_add", address, part)
+        a, b = self._operand(on_lanes, False, known), self._operand(on_keys, False, known)
+        return (a if address is None else self._emit("i_add", address, a)), b
 
     def _computed(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
         op, args = term.op, term.args
@@ -300,20 +340,16 @@ class _Compiler:
     def _float(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
         if term.kind == "float":
             return self._operand(term, precise, known)
-        if not _in_tile(term):
+        if not in_tile(term):
             return self._operand(apply("to_float", term), precise, known)
         return self._emit("i_to_f", self._whole_number(term, known))
 
     def _whole_number(self, term: Term, known: dict[tuple[Term, bool], Operand]) -> Operand:
         if term.kind == "int":
             return self._operand(term, False, known)
-        if term.op == "constant" or not _in_tile(term):
+        if term.op == "constant" or not in_tile(term):
             return self._operand(apply("to_int", term), False, known)
         return self._emit("b_to_i", self._operand(term, False, known))
-
-
-def _in_tile(term: Term) -> bool:
-    return "s" in term.depends or bool(term.depends & _QUERY and term.depends & _KEY)
 
 
 def _ordered(op: str, x: Term, y: Term) -> tuple[str, Term, Term]:
@@ -334,49 +370,7 @@ def _number_bits(term: Term) -> int:
 
 def _worth_a_table(term: Term) -> bool:
     """Whether a term depends on the difference of positions alone, and is long or beyond the machine."""
-    if "s" in term.depends or {"i", "p"} <= term.depends or not _of_difference(term):
+    if "s" in term.depends or {"i", "p"} <= term.depends or not of_difference(term):
         return False
-    steps = [node for node in walk(term) if _in_tile(node)]
+    steps = [node for node in walk(term) if in_tile(node)]
     return len(steps) >= _STEPS_FOR_A_TABLE or any(node.op in ("floordiv", "mod") for node in steps)
-
-
-def _of_difference(term: Term) -> bool:
-    if not term.depends & (_QUERY | _KEY):
-        return True
-    linear = _linear(term)
-    if linear is not None:
-        return linear[0] == -linear[1]
-    return bool(term.args) and all(_of_difference(a) for a in term.args)
-
-
-def _linear(term: Term) -> tuple[int, int] | None:
-    """The factors of the query's and the key's position in a sum; None if it is no such sum."""
-    if not term.depends & (_QUERY | _KEY):
-        return (0, 0)
-    if term.op == "variable":
-        return (1, 0) if term.value in _QUERY else (0, 1)
-    if term.kind != "int" or term.op not in ("add", "sub", "neg"):
-        return None
-    parts = [_linear(a) for a in term.args]
-    if any(p is None for p in parts):
-        return None
-    (a, b), *rest = [p for p in parts if p is not None]
-    if term.op == "neg":
-        return (-a, -b)
-    sign = 1 if term.op == "add" else -1
-    return (a + sign * rest[0][0], b + sign * rest[0][1])
-
-
-def _split(term: Term) -> tuple[Term, Term] | None:
-    """A whole number as a sum of one for the query and one for the key; None if it is no such sum."""
-    if not _in_tile(term):
-        return (constant(0), term) if term.depends & _KEY else (term, constant(0))
-    if term.kind != "int" or term.op not in ("add", "sub", "neg"):
-        return None
-    parts = [_split(a) for a in term.args]
-    if any(p is None for p in parts):
-        return None
-    known = [p for p in parts if p is not None]
-    if term.op == "neg":
-        return apply("neg", known[0][0]), apply("neg", known[0][1])
-    return apply(term.op, known[0][0], known[1][0]), apply(term.op, known[0][1], known[1][1])

@@ -43,16 +43,18 @@ class Term:
     """One node of a formula: an operation, its arguments, the kind of number it gives.
 
     `value` is the number of a constant, the name of a variable, or the number of the tensor a look-up reads.
-    `depends` names the variables below it. Build terms with `constant`, `variable`, `lookup` and `apply`.
+    `depends` names the variables below it and `reads` the numbers of the tensors. Build terms with `constant`,
+    `variable`, `lookup` and `apply`.
     """
 
-    __slots__ = ("__weakref__", "args", "depends", "kind", "op", "value")
+    __slots__ = ("__weakref__", "args", "depends", "kind", "op", "reads", "value")
 
     op: str
     args: tuple["Term", ...]
     kind: Kind
     value: Number | str | None
     depends: frozenset[str]
+    reads: frozenset[int]
 
     def __repr__(self) -> str:
         inside = [repr(self.value)] if self.value is not None else []
@@ -80,6 +82,8 @@ def _intern(op: str, args: tuple[Term, ...], kind: Kind, value: Number | str | N
             term.kind = kind
             term.value = value
             term.depends = own.union(*(a.depends for a in args))
+            looked_up = frozenset({value}) if op == "lookup" and isinstance(value, int) else frozenset()
+            term.reads = looked_up.union(*(a.reads for a in args))
             _pool[key] = term
     return term
 
@@ -152,6 +156,8 @@ def substitute(term: Term, replacements: Mapping[Term, Term]) -> Term:
 
 def renumber(term: Term, slots: Mapping[int, int]) -> Term:
     """The same formula with its captured tensors counted differently."""
+    if all(slots[slot] == slot for slot in term.reads):
+        return term
     done: dict[Term, Term] = {}
     for node in walk(term):
         args = tuple(done[a] for a in node.args)

@@ -1,0 +1,62 @@
+// The kernels of every build against plain loops, at sizes that leave something over in every loop.
+#include "cases.h"
+#include "found.h"
+#include "parallel.h"
+
+// In place of the threads: one item after another, each in exactly the scratch space that was asked for, in which every
+// number that is read before it is written shows.
+bool regard::parallel(int64_t count, int64_t, size_t floats, void (*work)(void*, int64_t, float*), void* context,
+                      bool (*)()) {
+  for (int64_t item = 0; item < count; ++item) {
+    void* space = nullptr;
+    if (posix_memalign(&space, 64, floats * sizeof(float))) return false;
+    std::fill_n(static_cast<float*>(space), floats, NAN);
+    work(context, item, static_cast<float*>(space));
+    std::free(space);
+  }
+  return true;
+}
+
+namespace {
+
+void compare(const char* what, const std::vector<float>& found, const std::vector<double>& expected,
+             const check::Question& question, const regard::Kernels& build) {
+  for (size_t n = 0; n < expected.size(); ++n)
+    // sums of some hundred terms of size about 1
+    CHECK(check::close(found[n], expected[n], 1e-5, 1e-5), "%s, %s of %s, number %zu: %g, not %g", build.name, what,
+          (question.asked.name + (": " + question.sizes.name())).c_str(), n, found[n], expected[n]);
+}
+
+void ask(const check::Sizes& sizes, const check::Case& asked, bool rows_first) {
+  const check::Question question(sizes, asked, rows_first);
+  const check::Answer expected = question.answer();
+  for (const regard::Kernels* build : check::builds()) {
+    const check::Found found(question, *build, 1);
+    CHECK(found.finished, "%s: unfinished", build->name);
+    compare("output", found.output, expected.output, question, *build);
+    compare("lse", found.lse, expected.lse, question, *build);
+    compare("d_q", found.d_q, expected.d_q, question, *build);
+    compare("d_k", found.d_k, expected.d_k, question, *build);
+    compare("d_v", found.d_v, expected.d_v, question, *build);
+    if (!asked.learns) continue;
+    compare("d_bias", found.d_bias, expected.d_bias, question, *build);
+    compare("d_factors", found.d_factors, expected.d_factors, question, *build);
+  }
+}
+
+}  // namespace
+
+int main() {
+  const int64_t lengths[] = {0, 1, 7, 23, 24, 25, 191, 193};
+  std::vector<check::Case> cases = check::cases();
+  cases.push_back(check::wild_values());
+  bool rows_first = false;
+  for (const check::Case& asked : cases) {
+    for (const int64_t n_q : lengths)
+      for (const int64_t n_k : lengths) ask({2, 2, 1, n_q, n_k, 8, 5}, asked, rows_first = !rows_first);
+    for (const int64_t width : {1, 3, 8, 17, 24, 40, 80, 256, 320})
+      ask({1, 4, 2, 25, 113, width, width % 3 ? width + 1 : width - 1}, asked, rows_first = !rows_first);
+  }
+  ask({2, 2, 2, 49, 97, 8, 0}, check::nothing_special(), false);  // values without a width
+  return check::verdict("kernels");
+}
