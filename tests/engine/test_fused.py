@@ -21,6 +21,7 @@ from regard.plan.blocks import Tiles, blocks
 from regard.plan.choose import choose
 from regard.spec.closure import Closures
 from regard.spec.read import read
+from regard.spec.term import variable
 
 BATCH, HEADS, KEY_HEADS, N_Q, N_K, WIDTH, VALUES = 2, 4, 2, 150, 270, 8, 5  # more than one block each way
 CLOSE = dict(rtol=1e-4, atol=1e-5)  # float32: sums of some hundred terms
@@ -333,6 +334,31 @@ def test_torch_traces_the_functions_forward_and_backward(monkeypatch):
     _compiled_everywhere(monkeypatch)
 
     same(mask=MASKS["documents"] & mask.causal(), score=SCORES["bias"], start=[3, 60])
+
+
+def test_decoding_step_after_step_is_soon_done_with_compiling(monkeypatch):
+    traced: list[object] = []
+
+    def backend(graph, _):
+        traced.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    kernel = compiled(fused._called, "decoding")
+    for n_k in (200, 201, 202, 300, 301, 700):
+        q, k, v = (x.detach() for x in inputs(n_q=1, n_k=n_k))
+        question = read(q, k, v, mask=mask.causal() & mask.window(30))
+        spec, start = question.spec, question.start
+        closures = Closures((), spec.lengths, start, q.device)
+        seen = block_mask(blocks(spec, (), start, Tiles(128, 128, 1)), closures.mask(spec.mask), (1, n_k), q.device)
+
+        with torch.no_grad():
+            output, _ = kernel(closures.score(variable("s"), torch.float32), seen, spec.scale, q, k, v)
+
+        expected = regard.attention(q, k, v, mask=mask.causal() & mask.window(30), engine="reference")
+        torch.testing.assert_close(output, expected, **CLOSE)
+
+    assert len(traced) == 3  # for the first length, for any other, and for any number of blocks
 
 
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch makes kernels for the CPU with g++")
