@@ -90,7 +90,8 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
         float* place = scores + (t * N + j) * LANES;
-        store(place, choose(panel.dropout.kept(piece.from + t, piece.low + j), load(place) * panel.dropout.factor, Vec{}));
+        const IntVec stays = panel.dropout.kept(piece.from + t, piece.low + j);
+        store(place, choose(stays, load(place) * panel.dropout.factor, Vec{}));
       }
   if (seen) return sum_wild<N>(panel, problem, piece, shrink, tame, seen);
   weighted_sums<N>(scores, piece.v, problem.v.row, count, problem.value_width, shrink, panel.sums + low,

@@ -81,49 +81,45 @@ class Native:
 
     def tiles(self, spec: Spec) -> Tiles:
         build = self.build
-        if build is None:
-            return Tiles(16, 16, 2**16)
+        assert build is not None, "without a build it objects"
         return Tiles(build.lanes, build.chunk, 2**16, sharing=PANELS_TOGETHER * build.panel // build.lanes)
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
         glance = _adds_a_large_tensor(spec, inputs)
-        output, lse = self._forward(spec, inputs, tiles, glance)
-        if glance and bool(lse.sum().isnan()):  # perhaps of a score that the tensor should have hidden
-            return self._forward(spec, inputs, tiles, glance=False)
+        try:
+            output, lse = self._forward(spec, inputs, tiles, glance)
+            if glance and bool(lse.sum().isnan()):  # perhaps of a score that the tensor should have hidden
+                return self._forward(spec, inputs, tiles, glance=False)
+        except Untold:
+            return self.otherwise.forward(spec, inputs, self.otherwise.tiles(spec))
         return output, lse
 
     def _forward(self, spec: Spec, inputs: Inputs, tiles: Tiles, glance: bool) -> tuple[Tensor, Tensor]:
-        try:
-            ready = self._ready(spec, inputs, tiles, glance)
-        except Untold:
-            output, statistic = self.otherwise.forward(spec, inputs, self.otherwise.tiles(spec))
-            assert statistic is not None
-            return output, statistic
+        problem, kept = _problem(spec, inputs, self._ready(spec, inputs, tiles, glance))
         output = inputs.q.new_empty((spec.batch, spec.heads, spec.n_q, spec.value_width))
         lse = inputs.q.new_empty((spec.batch, spec.heads, spec.n_q))
-        problem, kept = _problem(spec, inputs, ready)
         problem.output, problem.lse = output.data_ptr(), lse.data_ptr()
         self._run("forward", problem, kept)
         return output, lse
 
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
-        captured = tuple(n for n, needed in enumerate(needs[3:]) if needed)
+        every = inputs.every()
+        wanted = [n for n, needed in enumerate(needs) if needed]
+        captured = [n for n in wanted if n >= 3]
+        glance = _adds_a_large_tensor(spec, inputs) and _scores_are_finite(spec, inputs)
         try:
-            glance = _adds_a_large_tensor(spec, inputs) and _scores_are_finite(spec, inputs)
-            ready = self._ready(spec, inputs, tiles, glance, captured)
+            ready = self._ready(spec, inputs, tiles, glance, tuple(n - 3 for n in captured))
         except Untold:
             return self.otherwise.backward(spec, inputs, self.otherwise.tiles(spec), saved, needs)
-        sums = [torch.zeros(x.shape) for x in (inputs.q, inputs.k, inputs.v, *(inputs.tensors[n] for n in captured))]
-        problem, kept = _problem(spec, inputs, ready, sums[3:])
+        sums = {n: torch.zeros(every[n].shape) for n in (0, 1, 2, *captured)}
+        problem, kept = _problem(spec, inputs, ready, [sums[n] for n in captured])
         given = [x.contiguous() for x in (saved.output, saved.statistic, saved.d_statistic)]
         d_output = _rows_together(saved.d_output)
         problem.output, problem.lse, problem.d_lse = (x.data_ptr() for x in given)
         problem.d_output = Rows.of(d_output)
-        problem.d_q, problem.d_k, problem.d_v = (x.data_ptr() for x in sums[:3])
+        problem.d_q, problem.d_k, problem.d_v = (sums[n].data_ptr() for n in range(3))
         self._run("backward", problem, (kept, given, d_output))
-        summed = [*(n for n in range(3) if needs[n]), *range(3, len(sums))]
-        dtypes = [inputs.every()[n].dtype for n, needed in enumerate(needs) if needed]
-        return [sums[n].to(dtype) for n, dtype in zip(summed, dtypes, strict=True)]
+        return [sums[n].to(every[n].dtype) for n in wanted]
 
     def _ready(
         self, spec: Spec, inputs: Inputs, tiles: Tiles, glance: bool, captured: tuple[int, ...] = ()
