@@ -70,7 +70,7 @@ def _attend(walk: Walk, strip: Strip) -> tuple[Tensor, Tensor | None]:
     """Output and statistic of a strip's rows."""
     normaliser = walk.normaliser
     q, k, v = walk.queries_of(strip), walk.keys_of(walk.k, strip), walk.keys_of(walk.v, strip)
-    state = normaliser.begin(q.new_zeros(q.shape[:2]))
+    state = normaliser.begin(q.new_zeros((*q.shape[:2], 1)))
     total = q.new_zeros((*q.shape[:2], walk.spec.value_width))
     for j, full in strip.keys:
         tile = walk.tile(strip, j, full, q, k[:, j.start : j.stop])
@@ -78,59 +78,74 @@ def _attend(walk: Walk, strip: Strip) -> tuple[Tensor, Tensor | None]:
         state, weights, shrink = normaliser.step(state, tile.scores)
         walk.drop(tile, strip, weights)
         if shrink is not None:
-            total.mul_(shrink.unsqueeze(-1))
+            total.mul_(shrink)
         accumulate(total, weights, v[:, j.start : j.stop], seen)
     scale, statistic = normaliser.end(state)
     if scale is not None:
-        total.mul_(scale.unsqueeze(-1))
+        total.mul_(scale)
     shape = (len(strip.b), len(strip.h), len(strip.i))
     return total.view(*shape, -1), None if statistic is None else statistic.view(shape)
 
 
 class _Gradients:
-    """The gradients of q, k, v, captured tensors and parameters, summed strip by strip."""
+    """The gradients of q, k, v, captured tensors and parameters, summed strip by strip.
+
+    Two numbers a row are subtracted from a tile: the origin of its scores, and the level of the gradient of its
+    weights. Where a tile is a product as it is, they are one more column of its left side, beside ones on its right:
+    a pass over the tile less. Sums over queries lie on their side, (width, keys), as their product is fastest.
+    """
 
     def __init__(self, walk: Walk, saved: Saved, needs: Sequence[bool]) -> None:
         self.walk = walk
         spec, inputs = walk.spec, walk.inputs
         self.d_output = saved.d_output.to(spec.precision)
         self.finite = walk.finite and all_finite(self.d_output, saved.output)  # finite scores may have overflowed
-        self.statistic = saved.statistic if spec.normaliser.statistic else None
-        self.level = torch.zeros_like(self.d_output[..., 0])
-        if self.statistic is not None:
-            self.level = (self.d_output * saved.output).sum(-1) - saved.d_statistic
+        self.origin: Tensor | None = None
+        self.level: Tensor | None = None
+        if spec.normaliser.statistic:
+            self.origin = walk.normaliser.origin(saved.statistic.unsqueeze(-1))
+            self.level = ((self.d_output * saved.output).sum(-1) - saved.d_statistic).unsqueeze(-1)
+        # a score that is -inf by itself must be told by its value, not by what an origin of NaN makes of it
+        plain = walk.plain and self.finite
+        self.k = _beside_ones(walk.k) if self.origin is not None and plain else None
+        self.v = _beside_ones(walk.v) if self.level is not None and not spec.dropout else None
         self.sums = [
-            torch.zeros(t.shape, dtype=spec.precision, device=t.device) if needed else None
-            for t, needed in zip(inputs.every(), needs, strict=True)
+            _zeros(t, spec.precision, on_its_side=n in (1, 2)) if needed else None
+            for n, (t, needed) in enumerate(zip(inputs.every(), needs, strict=True))
         ]
 
     def result(self) -> list[Tensor]:
         every = self.walk.inputs.every()
         if self.sums[1] is not None and self.walk.unit != 1.0:
             self.sums[1].div_(self.walk.unit)  # it was summed over queries in that unit
-        return [total.to(t.dtype) for total, t in zip(self.sums, every, strict=True) if total is not None]
+        found = [(total, t) for total, t in zip(self.sums, every, strict=True) if total is not None]
+        return [total.to(t.dtype).contiguous() for total, t in found]
 
     def add(self, strip: Strip) -> None:
         walk, spec = self.walk, self.walk.spec
         q, k, v = walk.queries_of(strip), walk.keys_of(walk.k, strip), walk.keys_of(walk.v, strip)
         d_output = walk.rows_of(self.d_output, strip)
-        level = walk.rows_of(self.level, strip).unsqueeze(-1)
-        statistic = None if self.statistic is None else walk.rows_of(self.statistic, strip).unsqueeze(-1)
+        origin, level = (None if x is None else walk.rows_of(x, strip) for x in (self.origin, self.level))
+        rows, keys, d_rows, values = q, k, d_output, v
+        if self.k is not None and origin is not None:
+            rows, keys, origin = torch.cat((q, -origin), -1), walk.keys_of(self.k, strip), None
+        if self.v is not None and level is not None:
+            d_rows, values, level = torch.cat((d_output, -level), -1), walk.keys_of(self.v, strip), None
         d_q = torch.zeros_like(q)
         d_k, d_v = (self._keys_in_place(total, strip) for total in self.sums[1:3])
         for j, full in strip.keys:
             here = slice(j.start, j.stop)
-            tile = walk.tile(strip, j, full, q, k[:, here], track=True)
+            tile = walk.tile(strip, j, full, rows, keys[:, here], track=True)
             seen = None if self.finite else tile.scores != -torch.inf
-            weights = walk.normaliser.rebuilt(tile.scores, statistic)
+            weights = walk.normaliser.rebuilt(tile.scores if origin is None else tile.scores.sub_(origin))
             if seen is not None:
                 weights.masked_fill_(~seen, 0.0)  # a row that is NaN has no zeros of its own
-            d_weights = walk.product("d_weights", d_output, v[:, here])
+            d_weights = walk.product("d_weights", d_rows, values[:, here])
             kept = weights.clone() if spec.dropout else weights
             walk.drop(tile, strip, kept, d_weights)
             if d_v is not None:
                 accumulate(d_v[:, here], kept.mT, d_output, None if seen is None else seen.mT)
-            d_scores = walk.normaliser.backward(weights, d_weights, level)
+            d_scores = walk.normaliser.backward(weights, d_weights if level is None else d_weights.sub_(level))
             if seen is not None:
                 d_scores.masked_fill_(~seen, 0.0)
             d_scores = self._through_rule(tile, strip, d_scores)
@@ -147,7 +162,7 @@ class _Gradients:
         if total is None:
             return None
         into = self.walk.keys_of(total, strip)
-        assert into._base is total, "a sum must be added to in place"
+        assert into._base is total._base, "a sum must be added to in place"
         return into
 
     def _through_rule(self, tile: Tile, strip: Strip, d_scores: Tensor) -> Tensor:
@@ -176,6 +191,16 @@ class _Gradients:
             total = into[n]
             if total is not None and part is not None:
                 total.add_(part.view(total.shape))
+
+
+def _zeros(like: Tensor, dtype: torch.dtype, on_its_side: bool) -> Tensor:
+    shape = like.mT.shape if on_its_side else like.shape
+    zeros = torch.zeros(shape, dtype=dtype, device=like.device)
+    return zeros.mT if on_its_side else zeros
+
+
+def _beside_ones(x: Tensor) -> Tensor:
+    return torch.cat((x, torch.ones_like(x[..., :1])), -1)
 
 
 @lru_cache(maxsize=512)

@@ -1,8 +1,8 @@
 """Normalisers: how a row of scores becomes weights, in one pass over tiles of keys.
 
 Each is one class. `dense` is the definition. The rest is the same thing streamed: `begin` a row, take `step` after
-step over its tiles, `end` it; `weights` gives any weight again from its score and the row statistic, and `backward`
-the gradient of the scores. A score of -inf is hidden and weighs exactly nothing.
+step over its tiles, `end` it; `weights` gives any weight again from its score and the row statistic, `rebuilt` a tile
+of them, and `backward` the gradient of the scores. A score of -inf is hidden and weighs exactly nothing.
 """
 
 import math
@@ -18,7 +18,9 @@ LOG2_E = math.log2(math.e)
 
 
 class Normaliser(ABC):
-    """The contract. Rows run along the last dimension of scores; statistics have one number a row.
+    """The contract. Rows run along the last dimension of scores.
+
+    What belongs to a row has a last dimension of 1, but for the statistic `dense` gives: that has one number a row.
 
     `statistic` names the number a row needs so that any weight follows from its score, None if it needs none.
     `merges` says whether parts of the keys can be attended to apart and joined by `merge`.
@@ -33,7 +35,7 @@ class Normaliser(ABC):
         """The weights of whole rows and their statistic, differentiably."""
 
     def begin(self, rows: Tensor) -> State:
-        """The running state before any key; `rows` is a zero a row."""
+        """The running state before any key; `rows` is a column of zeros."""
         return ()
 
     @abstractmethod
@@ -53,17 +55,21 @@ class Normaliser(ABC):
 
     @abstractmethod
     def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
-        """The weights of any entries, given the statistic of their rows with a last dimension of 1, differentiably."""
+        """The weights of any entries, given the statistic of their rows, differentiably."""
 
-    def rebuilt(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
-        """The same as `weights`, for a backward pass: the scores may be overwritten."""
-        return self.weights(scores, statistic)
+    def origin(self, statistic: Tensor) -> Tensor:
+        """What `rebuilt` wants a row's scores measured from, if there is a statistic."""
+        return statistic
+
+    def rebuilt(self, scores: Tensor) -> Tensor:
+        """The same as `weights`, for a backward pass: of scores less their row's origin, which may be overwritten."""
+        return self.weights(scores, None)
 
     @abstractmethod
-    def backward(self, weights: Tensor, gradient: Tensor, level: Tensor) -> Tensor:
+    def backward(self, weights: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of the scores from that of the weights, which may be overwritten.
 
-        `level` is, a row, what the gradient of the weights is measured from: sum of weight times gradient, less the
+        With a statistic that of the weights comes less its row's level: the sum of weight times gradient, less the
         gradient of the statistic.
         """
 
@@ -84,32 +90,32 @@ class Softmax(Normaliser):
         return weights, lse.squeeze(-1)
 
     def begin(self, rows: Tensor) -> State:
-        return rows - torch.inf, rows
+        return rows + torch.finfo(rows.dtype).min, rows  # finite: before anything is seen, exp(-inf - top) is 0
 
     def step(self, state: State, scores: Tensor) -> tuple[State, Tensor, Tensor | None]:
-        top, total = state
-        new_top = torch.maximum(top, scores.amax(-1))
-        origin = new_top.clamp(min=torch.finfo(scores.dtype).min)  # nothing seen so far: exp(-inf - finite) is 0
-        weights = self._exp_(scores.sub_(origin.unsqueeze(-1)))
-        shrink = self._exp_(top - origin)  # the old sums were measured from a lower maximum
-        return (new_top, torch.addcmul(weights.sum(-1), total, shrink)), weights, shrink
+        old_top, total = state
+        top = torch.maximum(old_top, scores.amax(-1, keepdim=True))
+        weights = self._exp_(scores.sub_(top))
+        shrink = self._exp_(old_top.sub(top))  # the old sums were measured from a lower maximum
+        return (top, torch.addcmul(weights.sum(-1, keepdim=True), total, shrink)), weights, shrink
 
     def end(self, state: State) -> tuple[Tensor | None, Tensor | None]:
         top, total = state
-        sees = top != -torch.inf
+        sees = total != 0.0  # the key at the maximum alone counts 1
         return torch.where(sees, 1.0 / total, 0.0), torch.where(sees, self._lse(top, total), -torch.inf)
 
     def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
         assert statistic is not None
-        sees = statistic != -torch.inf
-        return torch.exp(scores - torch.where(sees, statistic, 0.0))
+        return torch.exp(scores - self.origin(statistic))
 
-    def rebuilt(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
-        assert statistic is not None
-        return self._exp_(scores.sub_(torch.where(statistic != -torch.inf, statistic, 0.0)))
+    def origin(self, statistic: Tensor) -> Tensor:
+        return torch.where(statistic != -torch.inf, statistic, 0.0)
 
-    def backward(self, weights: Tensor, gradient: Tensor, level: Tensor) -> Tensor:
-        return gradient.sub_(level).mul_(weights)
+    def rebuilt(self, scores: Tensor) -> Tensor:
+        return self._exp_(scores)
+
+    def backward(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient.mul_(weights)
 
     def prescaled(self) -> tuple[Normaliser, float]:
         return _SoftmaxOfBits(), LOG2_E
@@ -126,9 +132,8 @@ class Softmax(Normaliser):
 class _SoftmaxOfBits(Softmax):
     """Softmax of scores that come multiplied by log2(e), so that exp(s) is 2^s."""
 
-    def rebuilt(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
-        assert statistic is not None
-        return super().rebuilt(scores, statistic * LOG2_E)
+    def origin(self, statistic: Tensor) -> Tensor:
+        return super().origin(statistic) * LOG2_E
 
     def _exp_(self, x: Tensor) -> Tensor:
         return x.exp2_()
@@ -152,7 +157,7 @@ class Sigmoid(Normaliser):
     def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
         return torch.sigmoid(scores)
 
-    def backward(self, weights: Tensor, gradient: Tensor, level: Tensor) -> Tensor:
+    def backward(self, weights: Tensor, gradient: Tensor) -> Tensor:
         return gradient.mul_(weights * (1.0 - weights))
 
 
@@ -171,5 +176,5 @@ class Relu(Normaliser):
     def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
         return torch.relu(scores)
 
-    def backward(self, weights: Tensor, gradient: Tensor, level: Tensor) -> Tensor:
+    def backward(self, weights: Tensor, gradient: Tensor) -> Tensor:
         return gradient.mul_(weights > 0)
