@@ -76,7 +76,7 @@ def _attend(walk: Walk, strip: Strip) -> tuple[Tensor, Tensor | None]:
         tile = walk.tile(strip, j, full, q, k[:, j.start : j.stop])
         seen = None if walk.finite else tile.scores != -torch.inf
         state, weights, shrink = normaliser.step(state, tile.scores)
-        walk.drop(tile, strip, weights)
+        walk.drop(strip, j, weights)
         if shrink is not None:
             total.mul_(shrink)
         accumulate(total, weights, v[:, j.start : j.stop], seen)
@@ -142,7 +142,7 @@ class _Gradients:
                 weights.masked_fill_(~seen, 0.0)  # a row that is NaN has no zeros of its own
             d_weights = walk.product("d_weights", d_rows, values[:, here])
             kept = weights.clone() if spec.dropout else weights
-            walk.drop(tile, strip, kept, d_weights)
+            walk.drop(strip, j, kept, d_weights)
             if d_v is not None:
                 accumulate(d_v[:, here], kept.mT, d_output, None if seen is None else seen.mT)
             d_scores = walk.normaliser.backward(weights, d_weights if level is None else d_weights.sub_(level))

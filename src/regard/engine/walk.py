@@ -3,6 +3,7 @@
 Heads that share keys lie side by side, so a tile is (batch x key heads, group x queries, keys) and one product.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,11 +24,10 @@ from regard.spec.term import ARITHMETIC, SMOOTH
 _MAKES_NEW = ARITHMETIC | SMOOTH | {"where", "div", "neg", "abs"}  # other terms may hand out a tensor that is not ours
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Tile:
     """The scores of a strip's queries with some keys, before and after the rule; hidden ones are -inf."""
 
-    positions: Positions
     raw: Tensor
     scores: Tensor
     evaluation: Evaluation | None
@@ -89,6 +89,9 @@ class Walk:
         key_heads = -(-len(strip.h) // self.spec.group)
         return place(whole, strip).reshape(len(strip.b) * key_heads, -1, *whole.shape[3:])
 
+    def positions_of(self, strip: Strip, j: range) -> Positions:
+        return positions_of(self.spec, self.inputs, strip.b, strip.h, strip.i, j)
+
     def per_head(self, tile: Tensor, strip: Strip) -> Tensor:
         """(batch x key heads, group x queries, keys) as (batch, heads, queries, keys), the same memory."""
         return tile.view(len(strip.b), len(strip.h), len(strip.i), -1)
@@ -102,24 +105,24 @@ class Walk:
     def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """x @ y.mT in a space of that name that every tile uses again: fresh memory costs more than the softmax."""
         shape = (x.shape[0], x.shape[1], y.shape[1])
-        size = shape[0] * shape[1] * shape[2]
-        if name not in self._space or len(self._space[name]) < size:
-            self._space[name] = x.new_empty(size)
-        return torch.bmm(x, y.mT, out=self._space[name][:size].view(shape))
+        space = self._space.get(name)
+        if space is None or space.shape != shape:
+            space = self._space[name] = _space(space, x, shape)
+        return torch.bmm(x, y.mT, out=space)
 
     def tile(self, strip: Strip, j: range, full: bool, q: Tensor, k: Tensor, track: bool = False) -> Tile:
         """The scores of queries q and keys k. With `track`, what made them can be differentiated."""
         spec, inputs = self.spec, self.inputs
-        positions = positions_of(spec, inputs, strip.b, strip.h, strip.i, j)
+        seen = None if full else self._seen(strip, j)
         tracked: tuple[Tensor, ...] = ()
-        seen = None if full else self._seen(strip, j, positions)
         if spec.score == "dot":
-            raw = self.product("scores", q, k)
+            scores = raw = self.product("scores", q, k)
         else:
-            only = None if self.finite or seen is None else seen.pairs.expand(positions.shape)
-            raw, tracked = self._pairwise(strip, q, k, only, track)
-        scores, evaluation = raw.detach(), None
+            raw, tracked = self._pairwise(strip, j, q, k, None if self.finite else seen, track)
+            scores = raw.detach()
+        evaluation = None
         if spec.rule is not None:
+            positions = self.positions_of(strip, j)
             evaluation = Evaluation(inputs.tensors, positions, self.per_head(scores, strip), spec.precision)
             changed = evaluation.number(spec.rule).expand(positions.shape)
             own = not track and spec.rule.op in _MAKES_NEW
@@ -130,14 +133,14 @@ class Walk:
             seen.hide_(self.per_head(scores, strip))
         if evaluation is not None:
             evaluation.check_range(None if seen is None else seen.pairs)
-        return Tile(positions, raw, scores, evaluation, tracked)
+        return Tile(raw, scores, evaluation, tracked)
 
-    def _seen(self, strip: Strip, j: range, positions: Positions) -> _Seen:
+    def _seen(self, strip: Strip, j: range) -> _Seen:
         """Which pairs of a tile are seen. Along the edge of a causal mask or a window tiles are all alike."""
         alike = (strip.i.start - j.start, len(strip.i), len(j)) if self.slides else None
         if alike is not None and alike in self._alike:
             return self._alike[alike]
-        looked = Evaluation(self.inputs.tensors, positions)
+        looked = Evaluation(self.inputs.tensors, self.positions_of(strip, j))
         pairs = looked.condition(self.condition)
         seen = _Seen(pairs, self.spec.precision)
         looked.check_range(pairs)
@@ -146,10 +149,11 @@ class Walk:
         return seen
 
     def _pairwise(
-        self, strip: Strip, q: Tensor, k: Tensor, only: Tensor | None, track: bool
+        self, strip: Strip, j: range, q: Tensor, k: Tensor, seen: _Seen | None, track: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Additive and custom scores, and with `track` the tensors they can be differentiated in."""
         spec, inputs = self.spec, self.inputs
+        only = None if seen is None else seen.pairs.expand(self.positions_of(strip, j).shape)
         group = len(strip.h) * len(strip.b) // q.shape[0]
         with torch.set_grad_enabled(track):
             q = self.per_head(q, strip).detach().requires_grad_(track)
@@ -164,10 +168,10 @@ class Walk:
         # the function may hand out a tensor of its own
         return (raw, (q, k, *parameters)) if track else (_copy(raw), ())
 
-    def drop(self, tile: Tile, strip: Strip, *weights: Tensor) -> None:
+    def drop(self, strip: Strip, j: range, *weights: Tensor) -> None:
         """Leave out, in place, what dropout leaves out."""
         if self.spec.dropout:
-            gone = dropped(self.inputs.seed, self.spec.dropout, tile.positions)
+            gone = dropped(self.inputs.seed, self.spec.dropout, self.positions_of(strip, j))
             for x in weights:
                 self.per_head(x, strip).masked_fill_(gone, 0.0).mul_(1.0 / (1.0 - self.spec.dropout))
 
@@ -187,6 +191,14 @@ def accumulate(total: Tensor, weights: Tensor, x: Tensor, seen: Tensor | None) -
     for n in wild.any(0).flatten().nonzero().flatten().tolist():
         counts = (seen[:, :, n] & wild[:, n]).unsqueeze(-1)
         total.add_(torch.where(counts, weights[:, :, n, None] * x[:, n, None], 0.0))
+
+
+def _space(old: Tensor | None, like: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """A tensor of that shape in the old one's memory, or in new memory if that is too small."""
+    size = math.prod(shape)
+    if old is None or old.untyped_storage().nbytes() < size * like.element_size():
+        return like.new_empty(shape)
+    return old.as_strided(shape, (shape[1] * shape[2], shape[2], 1))
 
 
 def _copy(x: Tensor) -> Tensor:
