@@ -115,13 +115,17 @@ static void weighted_sums(const float* weights, const float* values, int64_t val
 
 // Whether nothing in these rows is inf or NaN.
 static bool all_finite(const float* rows, int64_t row, int64_t count, int64_t width) {
-  Vec sum{};  // stays 0 as long as nothing is inf or NaN
+  Vec sums[4] = {};  // stay 0 as long as nothing is inf or NaN; several, since each waits for itself
   float rest = 0.0f;
   for (int64_t t = 0; t < count; ++t) {
+    const float* here = rows + t * row;
     int64_t c = 0;
-    for (; c + LANES <= width; c += LANES) sum = fma(load(rows + t * row + c), Vec{}, sum);
-    for (; c < width; ++c) rest += rows[t * row + c] * 0.0f;
+    for (; c + 4 * LANES <= width; c += 4 * LANES)
+      REGARD_UNROLL for (int i = 0; i < 4; ++i) sums[i] = fma(load(here + c + i * LANES), Vec{}, sums[i]);
+    for (; c + LANES <= width; c += LANES) sums[0] = fma(load(here + c), Vec{}, sums[0]);
+    for (; c < width; ++c) rest += here[c] * 0.0f;
   }
+  const Vec sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   for (int lane = 0; lane < LANES; ++lane) rest += sum[lane];
   return rest == 0.0f;
 }

@@ -46,6 +46,7 @@ static void exponentials_and_tanh_are_right_to_a_few_roundings() {
 }
 
 static void functions_know_their_limits() {
+  const FlushTiny flush;  // as in a kernel
   const struct {
     const char* name;
     Unary f;
