@@ -88,6 +88,7 @@ struct Backward {
   int64_t together;  // panels in a block
   int64_t tiles;     // of keys
   std::unique_ptr<std::atomic<int64_t>[]> turn;  // whose turn it is, for each batch element, key head and tile
+  std::unique_ptr<bool[]> begun;                 // whether anybody had a turn there
   std::unique_ptr<int32_t[]> range;              // first and last tile of each item
   std::unique_ptr<std::atomic<bool>[]> finished;  // of each item; only where gradients of captured tensors are summed
   int64_t small = 0;                              // numbers of all small sums
@@ -99,6 +100,7 @@ struct Backward {
         together(together),
         tiles((p.n_k + BACK_KEYS - 1) / BACK_KEYS),
         turn(new std::atomic<int64_t>[p.batch * p.key_heads * tiles]),
+        begun(new bool[p.batch * p.key_heads * tiles]()),
         range(new int32_t[2 * p.batch * p.heads * blocks]) {
     const int64_t sharing = p.heads / p.key_heads * blocks;  // items that share keys
     for (int64_t item = 0; item < p.batch * p.heads * blocks; ++item) {
@@ -132,6 +134,22 @@ struct Backward {
       std::copy(from, from + sum.size, sum.at);
       from += sum.size;
     }
+  }
+
+  // The gradients of keys that nobody sees.
+  void write_unseen() const {
+    for (int64_t n = 0; n < problem.batch * problem.key_heads * tiles; ++n)
+      if (!begun[n]) write_keys<false>(n / tiles, n % tiles, nullptr, nullptr);
+  }
+
+  // Rows of d_k and d_v in the sums of a head and tile: added to what is there, or instead of it. Nothing counts as 0.
+  template <bool ADD>
+  void write_keys(int64_t key_head, int64_t tile, const float* d_k, const float* d_v) const {
+    const Problem& p = problem;
+    const int64_t key = tile * BACK_KEYS, count = std::min(p.n_k, key + BACK_KEYS) - key;
+    const int64_t row = key_head * p.n_k + key;
+    write_rows<ADD>(d_k, in_lanes(p.width), count, p.width, float(p.scale), p.d_k + row * p.width);
+    write_rows<ADD>(d_v, in_lanes(p.value_width), count, p.value_width, 1.0f, p.d_v + row * p.value_width);
   }
 
   int64_t sum_count() const { return problem.program ? problem.program->sum_count : 0; }
@@ -268,13 +286,13 @@ struct Backward {
           }
         }
       }
-      std::atomic<int64_t>& mine = turn[(b * p.key_heads + key_head) * tiles + tile];
+      const int64_t place = (b * p.key_heads + key_head) * tiles + tile;
+      std::atomic<int64_t>& mine = turn[place];
       for (int64_t spins = 0; mine.load(std::memory_order_acquire) != item; ++spins)
         if (spins > 256) std::this_thread::yield();
       if (sees) {
-        const int64_t row = (b * p.key_heads + key_head) * p.n_k + key;
-        add_rows(d_k, wide, until - key, p.width, float(p.scale), p.d_k + row * p.width);
-        add_rows(d_v, value_wide, until - key, p.value_width, 1.0f, p.d_v + row * p.value_width);
+        begun[place] ? write_keys<true>(place / tiles, tile, d_k, d_v) : write_keys<false>(place / tiles, tile, d_k, d_v);
+        begun[place] = true;
       }
       mine.store(next_at(item + 1, (item / sharing + 1) * sharing, tile), std::memory_order_release);
     }
@@ -366,22 +384,33 @@ struct Backward {
     }
   }
 
-  static void add_rows(const float* from, int64_t row, int64_t count, int64_t width, float factor, float* to) {
+  template <bool ADD>
+  static void write_rows(const float* from, int64_t row, int64_t count, int64_t width, float factor, float* to) {
+    if (!from) return std::fill(to, to + count * width, 0.0f), void();
     for (int64_t i = 0; i < count; ++i)
-      for (int64_t p = 0; p < width; ++p) to[i * width + p] += factor * from[i * row + p];
+      for (int64_t p = 0; p < width; ++p) {
+        const float more = factor * from[i * row + p];
+        to[i * width + p] = ADD ? to[i * width + p] + more : more;
+      }
   }
 };
 
 static bool backward(const Problem& problem, bool (*pause)()) {
   const int64_t panels = (problem.n_q + PANEL - 1) / PANEL;
   const int64_t together = std::min(BACK_TOGETHER, panels);
-  if (!together || !problem.n_k) return true;
+  if (!together || !problem.n_k) {
+    std::fill_n(problem.d_q, problem.batch * problem.heads * problem.n_q * problem.width, 0.0f);
+    std::fill_n(problem.d_k, problem.batch * problem.key_heads * problem.n_k * problem.width, 0.0f);
+    std::fill_n(problem.d_v, problem.batch * problem.key_heads * problem.n_k * problem.value_width, 0.0f);
+    return true;
+  }
   const int64_t blocks = (panels + together - 1) / together;
   Backward work(problem, blocks, together);
   const bool finished = parallel(
       problem.batch * problem.heads * blocks, problem.threads, work.scratch(),
       [](void* context, int64_t item, float* space) { static_cast<Backward*>(context)->block(item, space); }, &work,
       pause);
+  work.write_unseen();
   work.write_small_sums();
   return finished;
 }

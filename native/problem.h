@@ -42,7 +42,7 @@ struct Problem {
   double kept_factor;  // 1 / (1 - dropout)
   float* output;       // contiguous, as everything below
   float* lse;
-  // backward: the gradients that reach the output and the lse, and the sums, which begin as zeros
+  // backward: the gradients that reach the output and the lse, and those of q, k and v, of which every number is written
   Rows d_output;
   const float* d_lse;
   float* d_q;

@@ -65,7 +65,8 @@ struct Found {
     const Sizes& s = question.sizes;
     const int64_t queries = s.batch * s.heads * s.n_q, keys = s.batch * s.key_heads * s.n_k;
     output.assign(queries * s.value_width, NAN), lse.assign(queries, NAN);
-    d_q.assign(queries * s.width, 0), d_k.assign(keys * s.width, 0), d_v.assign(keys * s.value_width, 0);
+    // all of these are written, whatever they hold before
+    d_q.assign(queries * s.width, NAN), d_k.assign(keys * s.width, NAN), d_v.assign(keys * s.value_width, NAN);
     d_bias.assign(s.n_q * s.n_k, 0), d_factors.assign(s.n_k, 0);
     std::unique_ptr<Code> code;
     std::unique_ptr<Runs> runs;

@@ -11,6 +11,7 @@ since the derivatives of G are S and T, and those of T are S and G. Each is an a
 differentiate, transform and batch. Only the derivative of S (third order) keeps a graph of all pairs.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -222,6 +223,11 @@ class _S(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         return _batched(_S, info, in_dims, *args)
+
+
+for _function in (_F, _G, _T, _S):
+    # torch asks for it at every call, and looking it up takes longer than all the rest of the call
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
 
 
 def _spread(needs: Sequence[bool], found: Sequence[Any]) -> list[Any]:

@@ -111,7 +111,7 @@ class Native:
             ready = self._ready(spec, inputs, tiles, glance, tuple(n - 3 for n in captured))
         except Untold:
             return self.otherwise.backward(spec, inputs, self.otherwise.tiles(spec), saved, needs)
-        sums = {n: torch.zeros(every[n].shape) for n in (0, 1, 2, *captured)}
+        sums = {n: torch.empty(every[n].shape) for n in range(3)} | {n: torch.zeros(every[n].shape) for n in captured}
         problem, kept = _problem(spec, inputs, ready, [sums[n] for n in captured])
         given = [x.contiguous() for x in (saved.output, saved.statistic, saved.d_statistic)]
         d_output = _rows_together(saved.d_output)
