@@ -22,8 +22,8 @@ struct BackPanel {
   float* queries;         // (width, lanes), in units of log 2
   float* gradients;       // (value width, lanes)
   float* sums;            // (width, lanes): d_q
-  float* query_rows;      // (count, width)
-  float* gradient_rows;   // (count, value width)
+  const float* query_rows;     // (count, width in whole vectors)
+  const float* gradient_rows;  // (count, value width in whole vectors)
   float lse[PANEL], level[PANEL];
   Dropout dropout;
 };
@@ -223,8 +223,6 @@ struct Backward {
       panel.queries = take(panel.lanes * p.width);
       panel.gradients = take(panel.lanes * p.value_width);
       panel.sums = take(panel.lanes * p.width);
-      panel.query_rows = take(panel.count * wide);
-      panel.gradient_rows = take(panel.count * value_wide);
       const float* q = p.q.of(b, h) + panel.first * p.q.row;
       const float* g = p.d_output.of(b, h) + panel.first * p.d_output.row;
       panel.finite = all_finite(q, p.q.row, panel.count, p.width) &&
@@ -232,8 +230,8 @@ struct Backward {
       gather_lanes(q, p.q.row, panel.count, p.width, float(ruled ? p.scale : p.scale * LOG2_E_EXACT),
                    panel.queries, panel.lanes);
       gather_lanes(g, p.d_output.row, panel.count, p.value_width, 1.0f, panel.gradients, panel.lanes);
-      copy_rows(q, p.q.row, panel.count, p.width, panel.query_rows, wide);
-      copy_rows(g, p.d_output.row, panel.count, p.value_width, panel.gradient_rows, value_wide);
+      panel.query_rows = rows_of(q, p.q.row, panel.count, p.width, take(panel.count * wide));
+      panel.gradient_rows = rows_of(g, p.d_output.row, panel.count, p.value_width, take(panel.count * value_wide));
       std::fill(panel.sums, panel.sums + panel.lanes * p.width, 0.0f);
       if (p.dropped) panel.dropout.begin(p, b, h, panel.first, panel.count);
       for (int64_t i = 0; i < panel.lanes; ++i) {
@@ -377,11 +375,15 @@ struct Backward {
         }
   }
 
-  static void copy_rows(const float* from, int64_t row, int64_t count, int64_t width, float* to, int64_t to_row) {
+  // Rows of whole vectors, one behind the other: where they are, if they are such, else a copy in the space given.
+  static const float* rows_of(const float* from, int64_t row, int64_t count, int64_t width, float* space) {
+    const int64_t wide = in_lanes(width);
+    if (row == width && width == wide) return from;
     for (int64_t i = 0; i < count; ++i) {
-      std::copy_n(from + i * row, width, to + i * to_row);
-      std::fill(to + i * to_row + width, to + (i + 1) * to_row, 0.0f);
+      std::copy_n(from + i * row, width, space + i * wide);
+      std::fill(space + i * wide + width, space + (i + 1) * wide, 0.0f);
     }
+    return space;
   }
 
   template <bool ADD>
