@@ -58,12 +58,12 @@ def _table(title: str, *columns: str) -> Table:
 def main_table(rows: list[Row]) -> Table:
     result = _table(
         "peer's time / regard's: best (median); extra memory of forward + backward; share of the peak, forward",
-        *("case", "peer", "threads", "forward", "forward + backward", "peer memory", "our memory", "of peak", "load"),
+        *("case", "peer", "threads", "forward", "backward", "forward + backward", "peer memory", "our memory", "of peak", "load"),
     )
     for row in rows:
         result.add_row(
             *(row.case.name, row.case.peer, str(row.threads)),
-            *(f"{t.ratio:.2f} ({t.ratio_median:.2f})" for t in (row.forward, row.both)),
+            *(f"{t.ratio:.2f} ({t.ratio_median:.2f})" for t in (row.forward, row.backward, row.both)),
             *(f"{m / 2**20:.1f} MiB" for m in (row.peer_memory, row.our_memory)),
             "" if row.peak_share is None else f"{row.peak_share:.2f}",
             "" if row.burst is None else f"{row.burst.load:.2f}",
@@ -72,7 +72,7 @@ def main_table(rows: list[Row]) -> Table:
 
 
 def others_table(rows: list[Row]) -> Table:
-    asked = [row for row in rows if row.case.others]
+    asked = [row for row in rows if row.others or row.left_out or row.failed]
     libraries = list(dict.fromkeys(name for row in asked for name in (*row.others, *row.left_out, *row.failed)))
     result = _table("library's time / regard's, forward, best (median)", "case", "threads", *libraries)
     for row in asked:

@@ -6,8 +6,8 @@
 A ratio is the peer's time over regard's: above 1 regard is faster. Everybody's answer is first compared with the engine
 that defines correct. Then peer and regard take turns, so that a busy machine slows both, and beside each round runs a
 burst of multiply-adds: how much it varies tells how loaded the machine was, and its best is the processor's peak. Other
-libraries take their turns in processes of their own, with as many threads. Memory is measured in a process of its own,
-as the growth of its peak beyond inputs, output and gradients.
+libraries take their turns in processes of their own, with the first number of threads alone. Memory is measured in a
+process of its own, as the growth of its peak beyond inputs, output and gradients.
 """
 
 import argparse
@@ -93,7 +93,9 @@ def main() -> None:
     with Progress(console=console) as progress:
         task = progress.add_task("measuring", total=len(cases) * len(threads))
         for count in threads:
-            with closing(Measuring(count, libraries, patience)) as measuring:
+            # what other libraries compile for minutes is compared once
+            others = libraries if count == threads[0] else []
+            with closing(Measuring(count, others, patience)) as measuring:
                 for case in cases:
                     progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
                     rows.append(measuring.row(case))
