@@ -58,7 +58,8 @@ def _table(title: str, *columns: str) -> Table:
 def main_table(rows: list[Row]) -> Table:
     result = _table(
         "peer's time / regard's: best (median); extra memory of forward + backward; share of the peak, forward",
-        *("case", "peer", "threads", "forward", "backward", "forward + backward", "peer memory", "our memory", "of peak", "load"),
+        *("case", "peer", "threads", "forward", "backward", "forward + backward"),
+        *("peer memory", "our memory", "of peak", "load"),
     )
     for row in rows:
         result.add_row(
