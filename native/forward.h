@@ -42,10 +42,10 @@ static void sum_wild(Panel& panel, const Problem& problem, const Piece& piece, c
   }
 }
 
-// In units of log 2 unless a rule wants to see the scores as they are. `tame` is space for V without rows that are not
-// finite, if there are any, and for what is seen.
-template <int N, bool RULED>
-static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, Machine& machine, float* tame) {
+// In units of log 2 unless a rule wants to see the scores as they are. `change` runs the program on the scores. `tame` is
+// space for V without rows that are not finite, if there are any, and for what is seen.
+template <int N, bool RULED, class Change>
+static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, const Change& change, float* tame) {
   const int64_t count = piece.to - piece.from;
   const int64_t low = piece.low * LANES;
   const float* queries = panel.queries + low;
@@ -56,7 +56,7 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
     products<N, true>(queries, panel.lanes, problem.width, piece.k, problem.k.row, count, scores, top);
   } else {
     products<N>(queries, panel.lanes, problem.width, piece.k, problem.k.row, count, scores);
-    apply_program<N>(piece, machine);
+    change();
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
   }
@@ -157,8 +157,9 @@ struct Forward {
           with_vectors(std::min(piece.high, panel.lanes / LANES) - piece.low, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
             float* space = finite ? nullptr : tame;
-            ruled ? take_keys<N, true>(panel, p, piece, machine, space)
-                  : take_keys<N, false>(panel, p, piece, machine, space);
+            const auto change = [&] { apply_program<N>(piece, machine); };
+            ruled ? take_keys<N, true>(panel, p, piece, change, space)
+                  : take_keys<N, false>(panel, p, piece, change, space);
           });
         }
       }
@@ -183,7 +184,7 @@ struct Forward {
   }
 };
 
-static bool forward(const Problem& problem, bool (*pause)()) {
+static bool forward_in_panels(const Problem& problem, bool (*pause)()) {
   const int64_t panels = (problem.n_q + PANEL - 1) / PANEL;
   const int64_t heads = problem.batch * problem.heads;
   int64_t together = std::min(TOGETHER, panels);

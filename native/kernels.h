@@ -38,7 +38,12 @@ namespace {
 #include "piece.h"
 #include "dropout.h"
 #include "forward.h"
+#include "decode.h"
 #include "backward.h"
+
+static bool forward(const Problem& problem, bool (*pause)()) {
+  return Decode::suits(problem) ? decode(problem, pause) : forward_in_panels(problem, pause);
+}
 
 }  // namespace
 

@@ -88,14 +88,8 @@ REGARD_INLINE Vec rounded(Vec x) {
 // 2^x, exact at 0, 0 from -127 down while tiny numbers count as 0, NaN at NaN; relative error below 8e-8.
 REGARD_INLINE Vec exp2(Vec x) {
 #if REGARD_LANES == 16
-  const Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  // x less the whole number below, 0 at -inf
-  Vec p = all(2.161291988e-4f);
-  p = fma(p, f, all(1.246784514e-3f));
-  p = fma(p, f, all(9.675451694e-3f));
-  p = fma(p, f, all(5.548528056e-2f));
-  p = fma(p, f, all(2.402293056e-1f));
-  p = fma(p, f, all(6.931470444e-1f));
-  return _mm512_scalef_ps(fma(p, f, all(1.0f)), x);  // times 2 to that whole number
+  const Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT);  // x less the nearest whole number, 0 at -inf
+  return _mm512_scalef_ps(fraction(f), x - f);
 #else
   x = larger(all(-127.0f), x);  // in this order a NaN stays
   // adding 1.5 * 2^23 leaves no room for a fraction; 127 more puts the exponent's offset into the low bits

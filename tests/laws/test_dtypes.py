@@ -112,15 +112,16 @@ def errors(engine, name, dtype, problem, **changes):
     """Root mean square errors of the library and of the direct formula, for the output and each gradient.
 
     Not the largest errors: each of those is one rounding, and two equally good programs differ in it by more than
-    twice on some seeds. Four seeds, so that a captured tensor of a few numbers has some to average over.
+    twice on some seeds. More seeds where a captured tensor has but a few numbers to average over.
     """
     sums = {}
-    for seed in range(4):
+    seeds = 16 if any(x.numel() < 100 for x in captured(name, problem, dtype)) else 4
+    for seed in range(seeds):
         got, rough, exact = trio(engine, name, dtype, dataclasses.replace(problem, seed=problem.seed + seed), **changes)
         parts = ["output", "q", "k", "v", *(f"captured {n}" for n in range(len(exact) - 4))]
         for part, g, r, e in zip(parts, got, rough, exact, strict=True):
             sums.setdefault(part, []).append((float((g - e).square().mean()), float((r - e).square().mean())))
-    return {part: tuple(math.sqrt(sum(side) / 4) for side in zip(*pairs, strict=True)) for part, pairs in sums.items()}
+    return {part: tuple(math.sqrt(sum(side) / seeds) for side in zip(*pairs, strict=True)) for part, pairs in sums.items()}
 
 
 def too_far(found, times):

@@ -1,0 +1,332 @@
+// Few queries and many keys, as when text is generated. The queries of all heads that share keys go together, so that a
+// key is read once. Keys are split into parts of a fixed length, whose answers are merged by their maxima and sums: more
+// than one thread has something to do, and the numbers are the same for any number of threads.
+
+constexpr int64_t PART = 2048;                    // keys
+constexpr int64_t PART_KEYS = 64;                 // a tile of them
+constexpr int64_t THIN = LANES < 8 ? LANES : 8;  // up to so many queries are taken one by one, with a key's numbers side by side
+
+// The sum of each vector's lanes, in the lane of its number.
+template <int STEP>
+REGARD_INLINE void add_halves(Vec (&rows)[LANES]) {
+  IntVec low{}, high{};
+  for (int lane = 0; lane < LANES; ++lane) {
+    low[lane] = lane & STEP ? LANES + lane - STEP : lane;
+    high[lane] = lane & STEP ? LANES + lane : lane + STEP;
+  }
+  REGARD_UNROLL for (int i = 0; i < LANES; i += 2 * STEP)
+    rows[i] = __builtin_shuffle(rows[i], rows[i + STEP], low) + __builtin_shuffle(rows[i], rows[i + STEP], high);
+}
+
+REGARD_INLINE Vec sums_of_lanes(Vec (&rows)[LANES]) {
+  add_halves<1>(rows);
+  add_halves<2>(rows);
+  if constexpr (LANES >= 8) add_halves<LANES >= 8 ? 4 : 1>(rows);
+  if constexpr (LANES >= 16) add_halves<LANES >= 16 ? 8 : 1>(rows);
+  return rows[0];
+}
+
+// scores[t] = q . k[t]; beyond the last key, up to a whole vector, they are -inf.
+static void thin_products(const float* q, int64_t width, const float* keys, int64_t key_row, int64_t count, float* scores) {
+  for (int64_t t = 0; t < count; t += LANES) {
+    Vec sums[LANES] = {};
+    const int64_t here = std::min<int64_t>(LANES, count - t);
+    const float* first = keys + t * key_row;
+    if (here == LANES) {
+      for (int64_t c = 0; c < width; c += LANES) {
+        const Vec numbers = load(q + c);
+        REGARD_UNROLL for (int i = 0; i < LANES; ++i) sums[i] = fma(numbers, load(first + i * key_row + c), sums[i]);
+      }
+    } else {
+      for (int64_t i = 0; i < here; ++i)
+        for (int64_t c = 0; c < width; c += LANES) sums[i] = fma(load(q + c), load(first + i * key_row + c), sums[i]);
+    }
+    store(scores + t, sums_of_lanes(sums));
+    for (int64_t i = here; i < LANES; ++i) scores[t + i] = -INFINITY;
+  }
+}
+
+// sums[r] = sums[r] * shrink[r] + sum over t of weights[r][t] * values[t], for M queries
+template <int M>
+static void thin_sums(const float* weights, const float* values, int64_t value_row, int64_t count, int64_t width,
+                      const float* shrink, float* sums) {
+  const auto columns = [&](auto vectors, int64_t c) __attribute__((always_inline)) {
+    constexpr int C = decltype(vectors)::value;
+    Vec even[M][C], odd[M][C] = {};  // two sums each, since each waits for itself
+    REGARD_UNROLL for (int r = 0; r < M; ++r)
+      REGARD_UNROLL for (int j = 0; j < C; ++j) even[r][j] = load(sums + r * width + c + j * LANES) * shrink[r];
+    const auto add = [&](Vec (&to)[M][C], int64_t t) __attribute__((always_inline)) {
+      Vec value[C];
+      REGARD_UNROLL for (int j = 0; j < C; ++j) value[j] = load(values + t * value_row + c + j * LANES);
+      REGARD_UNROLL for (int r = 0; r < M; ++r) {
+        const Vec weight = all(weights[r * PART_KEYS + t]);
+        REGARD_UNROLL for (int j = 0; j < C; ++j) to[r][j] = fma(weight, value[j], to[r][j]);
+      }
+    };
+    int64_t t = 0;
+    for (; t + 2 <= count; t += 2) add(even, t), add(odd, t + 1);
+    if (t < count) add(even, t);
+    REGARD_UNROLL for (int r = 0; r < M; ++r)
+      REGARD_UNROLL for (int j = 0; j < C; ++j) store(sums + r * width + c + j * LANES, even[r][j] + odd[r][j]);
+  };
+  constexpr int WIDE = LANES == 16 ? 4 : 2;
+  int64_t c = 0;
+  for (; c + WIDE * LANES <= width; c += WIDE * LANES) columns(std::integral_constant<int, WIDE>{}, c);
+  for (; c < width; c += LANES) columns(std::integral_constant<int, 1>{}, c);
+}
+
+struct Decode {
+  const Problem& problem;
+  const int64_t group, rows, parts;  // heads and queries that share keys, parts of the keys
+  std::vector<float> answers;        // of parts: (batch x key heads, parts, rows, value width + top + total)
+
+  enum Sight { NONE, SOME, ALL };
+
+  explicit Decode(const Problem& p)
+      : problem(p),
+        group(p.heads / p.key_heads),
+        rows(group * p.n_q),
+        parts((p.n_k + PART - 1) / PART),
+        answers(p.batch * p.key_heads * parts * rows * (p.value_width + 2)) {}
+
+  static bool suits(const Problem& p) {
+    return p.n_q > 0 && p.n_k >= PART_KEYS && p.heads / p.key_heads * p.n_q <= PANEL && !p.dropped;
+  }
+
+  bool is_thin() const { return rows <= THIN && problem.width % LANES == 0 && problem.value_width % LANES == 0; }
+
+  size_t scratch() const {
+    const int64_t lanes = (rows + LANES - 1) / LANES * LANES;
+    return lanes * (2 * problem.width + problem.value_width) + 3 * PART_KEYS * PANEL + KEYS * problem.value_width +
+           (problem.program ? problem.program->registers : 0) * ROWS * PANEL + ROWS * PANEL + 8 * 16;
+  }
+
+  float* answer(int64_t item, int64_t row) {
+    return answers.data() + (item * rows + row) * (problem.value_width + 2);
+  }
+
+  // What a head's queries see of some keys.
+  Sight sight(Runs& runs, int64_t from, int64_t to) const {
+    const Run*& run = runs.next;
+    while (run < runs.end && run->last <= from) ++run;
+    if (run == runs.end || run->first >= to) return NONE;
+    const int64_t vectors = (problem.n_q + LANES - 1) / LANES;
+    for (const Run* r = run; r < runs.end && r->first <= from && !r->partial && !r->low && r->high >= vectors; ++r) {
+      from = r->last;
+      if (from >= to) return ALL;
+    }
+    return SOME;
+  }
+
+  // The program on the scores of one head; at(t, i) is that of key t and query i.
+  template <class At>
+  void change(Machine& machine, int64_t key, int64_t count, bool hides, float* turned, const At& at) const {
+    const int64_t n_q = problem.n_q;
+    with_vectors((n_q + LANES - 1) / LANES, [&](auto vectors) {
+      constexpr int N = decltype(vectors)::value;
+      for (int64_t first = 0; first < count; first += ROWS) {
+        const int64_t here = std::min<int64_t>(ROWS, count - first);
+        for (int64_t t = 0; t < here; ++t)
+          for (int64_t i = 0; i < N * LANES; ++i) turned[t * N * LANES + i] = *at(first + t, std::min(i, n_q - 1));
+        machine.run<N>(0, machine.program.rule, key + first, here, turned);
+        if (hides) machine.run<N>(machine.program.rule, machine.program.hiding, key + first, here, turned);
+        for (int64_t t = 0; t < here; ++t)
+          for (int64_t i = 0; i < n_q; ++i) *at(first + t, i) = turned[t * N * LANES + i];
+      }
+    });
+  }
+
+  void part(int64_t item, float* space) {
+    const FlushTiny flush;
+    const Problem& p = problem;
+    const int64_t b = item / parts / p.key_heads, key_head = item / parts % p.key_heads;
+    const int64_t first = item % parts * PART, last = std::min(p.n_k, first + PART);
+    const bool ruled = p.program && p.program->rule;
+    const auto take = [&](int64_t floats) {
+      float* here = space;
+      space += (floats + 15) / 16 * 16;
+      return here;
+    };
+    float* queries = take(rows * p.width);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* q = p.q.of(b, key_head * group + r / p.n_q) + r % p.n_q * p.q.row;
+      const float factor = float(ruled ? p.scale : p.scale * LOG2_E_EXACT);
+      for (int64_t c = 0; c < p.width; ++c) queries[r * p.width + c] = q[c] * factor;
+    }
+    Runs runs[PANEL];
+    const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
+    for (int64_t n = 0; n < group; ++n) runs[n] = runs_of(p, b, key_head * group + n, 0, everything);
+    if (is_thin()) {
+      ruled ? thin<true>(item, b, key_head, first, last, queries, runs, take)
+            : thin<false>(item, b, key_head, first, last, queries, runs, take);
+    } else {
+      side_by_side(item, b, key_head, first, last, queries, runs, take, ruled);
+    }
+  }
+
+  // Queries side by side, as in the forward pass.
+  template <class Take>
+  void side_by_side(int64_t item, int64_t b, int64_t key_head, int64_t first, int64_t last, const float* queries, Runs* runs,
+                 const Take& take, bool ruled) {
+    const Problem& p = problem;
+    const float *k = p.k.of(b, key_head), *v = p.v.of(b, key_head);
+    Panel panel{};
+    panel.count = rows, panel.lanes = (rows + LANES - 1) / LANES * LANES;
+    panel.queries = take(panel.lanes * p.width), panel.sums = take(panel.lanes * p.value_width);
+    float* scores = take(PART_KEYS * PANEL);
+    float* tame = take(KEYS * p.value_width + PART_KEYS * PANEL);
+    float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
+    float* turned = take(ROWS * PANEL);
+    gather_lanes(queries, p.width, rows, p.width, 1.0f, panel.queries, panel.lanes);
+    std::fill(panel.sums, panel.sums + panel.lanes * p.value_width, 0.0f);
+    std::fill(panel.top, panel.top + PANEL, -INFINITY);
+    std::fill(panel.total, panel.total + PANEL, 0.0f);
+    for (int64_t key = first; key < last; key += PART_KEYS) {
+      const int64_t until = std::min(last, key + PART_KEYS);
+      Sight sights[PANEL];
+      bool none = true, all = true;
+      for (int64_t n = 0; n < group; ++n) {
+        sights[n] = sight(runs[n], key, until);
+        none = none && sights[n] == NONE, all = all && sights[n] == ALL;
+      }
+      if (none) continue;
+      Piece piece{};
+      piece.from = key, piece.to = until, piece.high = VECTORS, piece.scores = scores;
+      piece.hide_from = key, piece.hide_to = all ? key : until;
+      piece.k = k + key * p.k.row, piece.v = v + key * p.v.row;
+      float* wild = all_finite(piece.v, p.v.row, until - key, p.value_width) ? nullptr : tame;
+      with_vectors(panel.lanes / LANES, [&](auto vectors) {
+        constexpr int N = decltype(vectors)::value;
+        const auto changed = [&] {
+          for (int64_t n = 0; n < group; ++n) {
+            Machine machine{*p.program, registers, b, key_head * group + n, 0};
+            change(machine, key, until - key, !all, turned,
+                   [&](int64_t t, int64_t i) { return scores + t * N * LANES + n * p.n_q + i; });
+          }
+        };
+        ruled ? take_keys<N, true>(panel, p, piece, changed, wild) : take_keys<N, false>(panel, p, piece, changed, wild);
+      });
+    }
+    float ones[PANEL];
+    std::fill(ones, ones + PANEL, 1.0f);
+    scatter_lanes(panel.sums, panel.lanes, ones, rows, p.value_width, answer(item, 0), p.value_width + 2);
+    for (int64_t r = 0; r < rows; ++r)
+      answer(item, r)[p.value_width] = panel.top[r], answer(item, r)[p.value_width + 1] = panel.total[r];
+  }
+
+  // A key's numbers side by side.
+  template <bool RULED, class Take>
+  void thin(int64_t item, int64_t b, int64_t key_head, int64_t first, int64_t last, const float* queries, Runs* runs,
+            const Take& take) {
+    const Problem& p = problem;
+    const float *k = p.k.of(b, key_head), *v = p.v.of(b, key_head);
+    float* sums = take(rows * p.value_width);
+    float* scores = take(rows * PART_KEYS);
+    float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
+    float* turned = take(ROWS * PANEL);
+    float top[THIN], total[THIN], shrink[THIN];
+    uint8_t seen[THIN * PART_KEYS];
+    std::fill(sums, sums + rows * p.value_width, 0.0f);
+    std::fill(top, top + THIN, -INFINITY);
+    std::fill(total, total + THIN, 0.0f);
+    for (int64_t key = first; key < last; key += PART_KEYS) {
+      const int64_t until = std::min(last, key + PART_KEYS), count = until - key;
+      bool none = true;
+      for (int64_t n = 0; n < group; ++n) {
+        const Sight sees = sight(runs[n], key, until);
+        float* of_head = scores + n * p.n_q * PART_KEYS;
+        if (sees == NONE) {
+          std::fill(of_head, of_head + p.n_q * PART_KEYS, -INFINITY);
+          continue;
+        }
+        none = false;
+        for (int64_t i = 0; i < p.n_q; ++i)
+          thin_products(queries + (n * p.n_q + i) * p.width, p.width, k + key * p.k.row, p.k.row, count,
+                        of_head + i * PART_KEYS);
+        if (!RULED && sees == ALL) continue;
+        Machine machine{*p.program, registers, b, key_head * group + n, 0};
+        change(machine, key, count, sees != ALL, turned,
+               [&](int64_t t, int64_t i) { return of_head + i * PART_KEYS + t; });
+      }
+      if (none) continue;
+      const float* values = v + key * p.v.row;
+      const bool finite = all_finite(values, p.v.row, count, p.value_width);
+      for (int64_t r = 0; r < rows; ++r) {
+        float* row = scores + r * PART_KEYS;
+        if (!finite)
+          for (int64_t t = 0; t < count; ++t) seen[r * PART_KEYS + t] = row[t] != -INFINITY;
+        Vec high = all(-INFINITY);
+        for (int64_t t = 0; t < count; t += LANES) high = larger(load(row + t), high);  // in this order a NaN is passed over
+        float highest = top[r];
+        for (int lane = 0; lane < LANES; ++lane) highest = std::max(highest, high[lane]);
+        const float origin = std::max(highest, -FLT_MAX);  // nothing seen so far: 2^(-inf - finite) is 0
+        shrink[r] = exp2(all(RULED ? (top[r] - origin) * LOG2_E : top[r] - origin))[0];
+        top[r] = highest;
+        Vec sum{};
+        for (int64_t t = 0; t < count; t += LANES) {
+          const Vec from_top = load(row + t) - origin, weight = exp2(RULED ? from_top * LOG2_E : from_top);
+          store(row + t, weight);
+          sum += weight;
+        }
+        float more = 0.0f;
+        for (int lane = 0; lane < LANES; ++lane) more += sum[lane];
+        total[r] = total[r] * shrink[r] + more;
+      }
+      if (finite) {
+        in_blocks<4>(0, rows, [&](auto together, int64_t r) {
+          thin_sums<decltype(together)::value>(scores + r * PART_KEYS, values, p.v.row, count, p.value_width, shrink + r,
+                                               sums + r * p.value_width);
+        });
+      } else {  // 0 times inf is NaN: what is hidden is left out
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t c = 0; c < p.value_width; ++c) {
+            float& sum = sums[r * p.value_width + c];
+            sum *= shrink[r];
+            for (int64_t t = 0; t < count; ++t)
+              if (seen[r * PART_KEYS + t]) sum += scores[r * PART_KEYS + t] * values[t * p.v.row + c];
+          }
+      }
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      float* to = answer(item, r);
+      std::copy_n(sums + r * p.value_width, p.value_width, to);
+      to[p.value_width] = top[r], to[p.value_width + 1] = total[r];
+    }
+  }
+
+  // The parts of each query together, in the order of their keys.
+  void merge() {
+    const Problem& p = problem;
+    const bool ruled = p.program && p.program->rule;
+    for (int64_t keys = 0; keys < p.batch * p.key_heads; ++keys)
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t head = keys / p.key_heads * p.heads + keys % p.key_heads * group + r / p.n_q;
+        const int64_t row = head * p.n_q + r % p.n_q;
+        float* output = p.output + row * p.value_width;
+        float top = -INFINITY;
+        for (int64_t n = 0; n < parts; ++n) top = std::max(top, answer(keys * parts + n, r)[p.value_width]);
+        double total = 0.0;
+        std::fill(output, output + p.value_width, 0.0f);
+        for (int64_t n = 0; n < parts; ++n) {
+          const float* part = answer(keys * parts + n, r);
+          const float there = part[p.value_width], weighed = part[p.value_width + 1];
+          if (weighed == 0.0f) continue;  // nothing seen
+          const float share = ruled ? std::exp(there - top) : std::exp2(there - top);
+          total += double(weighed) * share;
+          for (int64_t c = 0; c < p.value_width; ++c) output[c] += part[c] * share;
+        }
+        const bool sees = total != 0.0;
+        for (int64_t c = 0; c < p.value_width; ++c) output[c] = sees ? output[c] / float(total) : 0.0f;
+        p.lse[row] = sees ? float(top / (ruled ? 1.0 : LOG2_E_EXACT) + std::log(total)) : -INFINITY;
+      }
+  }
+};
+
+static bool decode(const Problem& problem, bool (*pause)()) {
+  Decode work(problem);
+  const bool finished = parallel(
+      problem.batch * problem.key_heads * work.parts, problem.threads, work.scratch(),
+      [](void* context, int64_t item, float* space) { static_cast<Decode*>(context)->part(item, space); }, &work, pause);
+  if (finished) work.merge();
+  return finished;
+}
