@@ -15,7 +15,8 @@ const Kernels* avx2_kernels() {
 #if 8 == 4
   return &avx2::kernels;
 #elif defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2::kernels : nullptr;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")
+             ? &avx2::kernels : nullptr;
 #else
   return nullptr;
 #endif

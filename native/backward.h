@@ -173,7 +173,8 @@ struct Backward {
 
   size_t scratch() const {
     const int64_t rows = in_lanes(problem.width) + in_lanes(problem.value_width);
-    return size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 3 * BACK_KEYS * PANEL +
+    const int64_t wide = space_of(problem.kind, together * PANEL + BACK_KEYS, problem.width + problem.value_width + 32);
+    return wide + problem.value_width + size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 3 * BACK_KEYS * PANEL +
            BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + 2 * small +
            512;
   }
@@ -184,7 +185,6 @@ struct Backward {
     const int64_t b = item / blocks / p.heads, h = item / blocks % p.heads;
     const int64_t group = p.heads / p.key_heads, key_head = h / group, sharing = group * blocks;
     const int64_t head_row = (b * p.heads + h) * p.n_q;
-    const float *k = p.k.of(b, key_head), *v = p.v.of(b, key_head);
     const int64_t wide = in_lanes(p.width), value_wide = in_lanes(p.value_width);
     auto take = [&](int64_t floats) {
       float* here = space;
@@ -198,6 +198,9 @@ struct Backward {
     float* raw = take(p.program ? BACK_KEYS * PANEL : 0);
     int32_t* seen = reinterpret_cast<int32_t*>(take(BACK_KEYS * PANEL));
     float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
+    float* wide_k = take(space_of(p.kind, BACK_KEYS, p.width));
+    float* wide_v = take(space_of(p.kind, BACK_KEYS, p.value_width));
+    float* one_row = take(p.value_width);
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
     double* own_sums = reinterpret_cast<double*>(take(2 * small));
@@ -223,29 +226,31 @@ struct Backward {
       panel.queries = take(panel.lanes * p.width);
       panel.gradients = take(panel.lanes * p.value_width);
       panel.sums = take(panel.lanes * p.width);
-      const float* q = p.q.of(b, h) + panel.first * p.q.row;
-      const float* g = p.d_output.of(b, h) + panel.first * p.d_output.row;
-      panel.finite = all_finite(q, p.q.row, panel.count, p.width) &&
-                     all_finite(g, p.d_output.row, panel.count, p.value_width);
-      gather_lanes(q, p.q.row, panel.count, p.width, float(ruled ? p.scale : p.scale * LOG2_E_EXACT),
+      const Floats q = floats_of(p.q, p.kind, b, h, panel.first, panel.count, p.width,
+                                 take(space_of(p.kind, panel.count, p.width)));
+      const Floats g = floats_of(p.d_output, p.kind, b, h, panel.first, panel.count, p.value_width,
+                                 take(space_of(p.kind, panel.count, p.value_width)));
+      panel.finite = all_finite(q.at, q.row, panel.count, p.width) && all_finite(g.at, g.row, panel.count, p.value_width);
+      gather_lanes(q.at, q.row, panel.count, p.width, float(ruled ? p.scale : p.scale * LOG2_E_EXACT),
                    panel.queries, panel.lanes);
-      gather_lanes(g, p.d_output.row, panel.count, p.value_width, 1.0f, panel.gradients, panel.lanes);
-      panel.query_rows = rows_of(q, p.q.row, panel.count, p.width, take(panel.count * wide));
-      panel.gradient_rows = rows_of(g, p.d_output.row, panel.count, p.value_width, take(panel.count * value_wide));
+      gather_lanes(g.at, g.row, panel.count, p.value_width, 1.0f, panel.gradients, panel.lanes);
+      panel.query_rows = rows_of(q.at, q.row, panel.count, p.width, take(panel.count * wide));
+      panel.gradient_rows = rows_of(g.at, g.row, panel.count, p.value_width, take(panel.count * value_wide));
       std::fill(panel.sums, panel.sums + panel.lanes * p.width, 0.0f);
       if (p.dropped) panel.dropout.begin(p, b, h, panel.first, panel.count);
       for (int64_t i = 0; i < panel.lanes; ++i) {
         const int64_t row = head_row + panel.first + std::min(i, panel.count - 1);
         const float lse = ruled ? p.lse[row] : float(p.lse[row] * LOG2_E_EXACT);
         panel.lse[i] = lse == -INFINITY ? INFINITY : lse;  // a query that sees nothing weighs nothing
-        panel.level[i] = dot(p.output + row * p.value_width, g + std::min(i, panel.count - 1) * p.d_output.row,
-                             p.value_width) - p.d_lse[row];
+        const Floats output = floats_of({p.output, 0, 0, p.value_width}, p.kind, 0, 0, row, 1, p.value_width, one_row);
+        panel.level[i] = dot(output.at, g.at + std::min(i, panel.count - 1) * g.row, p.value_width) - p.d_lse[row];
       }
     }
     for (int64_t tile = range[2 * item]; tile < range[2 * item + 1]; ++tile) {
       const int64_t key = tile * BACK_KEYS, until = std::min(p.n_k, key + BACK_KEYS);
       bool sees = false;
       int finite = -1;  // whether K and V are, in this tile; not known
+      Floats k{}, v{};
       for (int64_t n = 0; n < count; ++n) {
         BackPanel& panel = set[n];
         Piece piece{};
@@ -256,11 +261,14 @@ struct Backward {
             std::fill(d_v, d_v + (until - key) * value_wide, 0.0f);
             sees = true;
           }
-          piece.k = k + piece.from * p.k.row, piece.v = v + piece.from * p.v.row;
-          // 0 times inf is NaN: where something is not finite, only what is seen is added up
-          if (finite < 0)
-            finite = all_finite(k + key * p.k.row, p.k.row, until - key, p.width) &&
-                     all_finite(v + key * p.v.row, p.v.row, until - key, p.value_width);
+          if (finite < 0) {
+            k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
+            v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
+            // 0 times inf is NaN: where something is not finite, only what is seen is added up
+            finite = all_finite(k.at, k.row, until - key, p.width) && all_finite(v.at, v.row, until - key, p.value_width);
+          }
+          piece.k = k.at + (piece.from - key) * k.row, piece.v = v.at + (piece.from - key) * v.row;
+          piece.k_row = k.row, piece.v_row = v.row;
           int32_t* only = finite && panel.finite ? nullptr : seen;
           const int64_t low = piece.low * LANES, high = std::min(piece.high * LANES, panel.lanes);
           Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + low};
@@ -314,8 +322,8 @@ struct Backward {
     const int64_t count = piece.to - piece.from;
     float* weights = piece.scores;
     const int64_t low = piece.low * LANES;
-    products<N>(panel.queries + low, panel.lanes, p.width, piece.k, p.k.row, count, weights);
-    products<N>(panel.gradients + low, panel.lanes, p.value_width, piece.v, p.v.row, count, d_scores);
+    products<N>(panel.queries + low, panel.lanes, p.width, piece.k, piece.k_row, count, weights);
+    products<N>(panel.gradients + low, panel.lanes, p.value_width, piece.v, piece.v_row, count, d_scores);
     const bool sloped = RULED && program.hiding < program.slope, captured = RULED && program.slope < program.end;
     if (sloped || captured) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
     if (RULED || piece.partial()) apply_program<N>(piece, machine);
@@ -365,12 +373,12 @@ struct Backward {
           store(gradient, choose(g == 0.0f, g, g * load(machine.registers + i)));
         }
       }
-    if (!seen) return weighted_sums<N>(d_scores, piece.k, p.k.row, count, p.width, one, panel.sums + low, panel.lanes);
+    if (!seen) return weighted_sums<N>(d_scores, piece.k, piece.k_row, count, p.width, one, panel.sums + low, panel.lanes);
     for (int64_t t = 0; t < count; ++t)
       for (int64_t c = 0; c < p.width; ++c)
         REGARD_UNROLL for (int j = 0; j < N; ++j) {
           float* sum = panel.sums + c * panel.lanes + low + j * LANES;
-          const Vec more = load(sum) + piece.k[t * p.k.row + c] * load(d_scores + (t * N + j) * LANES);
+          const Vec more = load(sum) + piece.k[t * piece.k_row + c] * load(d_scores + (t * N + j) * LANES);
           store(sum, choose(load(seen + (t * N + j) * LANES), more, load(sum)));
         }
   }

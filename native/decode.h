@@ -96,8 +96,8 @@ struct Decode {
   bool is_thin() const { return rows <= THIN && problem.width % LANES == 0 && problem.value_width % LANES == 0; }
 
   size_t scratch() const {
-    const int64_t lanes = (rows + LANES - 1) / LANES * LANES;
-    return lanes * (2 * problem.width + problem.value_width) + 3 * PART_KEYS * PANEL + KEYS * problem.value_width +
+    const int64_t lanes = (rows + LANES - 1) / LANES * LANES, width = problem.width + problem.value_width;
+    return space_of(problem.kind, PART_KEYS, width) + lanes * (2 * problem.width + problem.value_width) + 3 * PART_KEYS * PANEL + KEYS * problem.value_width +
            (problem.program ? problem.program->registers : 0) * ROWS * PANEL + ROWS * PANEL + 8 * 16;
   }
 
@@ -149,9 +149,10 @@ struct Decode {
     };
     float* queries = take(rows * p.width);
     for (int64_t r = 0; r < rows; ++r) {
-      const float* q = p.q.of(b, key_head * group + r / p.n_q) + r % p.n_q * p.q.row;
+      float* row = queries + r * p.width;
+      const float* q = floats_of(p.q, p.kind, b, key_head * group + r / p.n_q, r % p.n_q, 1, p.width, row).at;
       const float factor = float(ruled ? p.scale : p.scale * LOG2_E_EXACT);
-      for (int64_t c = 0; c < p.width; ++c) queries[r * p.width + c] = q[c] * factor;
+      for (int64_t c = 0; c < p.width; ++c) row[c] = q[c] * factor;
     }
     Runs runs[PANEL];
     const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
@@ -169,7 +170,8 @@ struct Decode {
   void side_by_side(int64_t item, int64_t b, int64_t key_head, int64_t first, int64_t last, const float* queries, Runs* runs,
                  const Take& take, bool ruled) {
     const Problem& p = problem;
-    const float *k = p.k.of(b, key_head), *v = p.v.of(b, key_head);
+    float* wide_k = take(space_of(p.kind, PART_KEYS, p.width));
+    float* wide_v = take(space_of(p.kind, PART_KEYS, p.value_width));
     Panel panel{};
     panel.count = rows, panel.lanes = (rows + LANES - 1) / LANES * LANES;
     panel.queries = take(panel.lanes * p.width), panel.sums = take(panel.lanes * p.value_width);
@@ -193,8 +195,10 @@ struct Decode {
       Piece piece{};
       piece.from = key, piece.to = until, piece.high = VECTORS, piece.scores = scores;
       piece.hide_from = key, piece.hide_to = all ? key : until;
-      piece.k = k + key * p.k.row, piece.v = v + key * p.v.row;
-      float* wild = all_finite(piece.v, p.v.row, until - key, p.value_width) ? nullptr : tame;
+      const Floats k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
+      const Floats v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
+      piece.k = k.at, piece.k_row = k.row, piece.v = v.at, piece.v_row = v.row;
+      float* wild = all_finite(v.at, v.row, until - key, p.value_width) ? nullptr : tame;
       with_vectors(panel.lanes / LANES, [&](auto vectors) {
         constexpr int N = decltype(vectors)::value;
         const auto changed = [&] {
@@ -219,7 +223,8 @@ struct Decode {
   void thin(int64_t item, int64_t b, int64_t key_head, int64_t first, int64_t last, const float* queries, Runs* runs,
             const Take& take) {
     const Problem& p = problem;
-    const float *k = p.k.of(b, key_head), *v = p.v.of(b, key_head);
+    float* wide_k = take(space_of(p.kind, PART_KEYS, p.width));
+    float* wide_v = take(space_of(p.kind, PART_KEYS, p.value_width));
     float* sums = take(rows * p.value_width);
     float* scores = take(rows * PART_KEYS);
     float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
@@ -231,7 +236,7 @@ struct Decode {
     std::fill(total, total + THIN, 0.0f);
     for (int64_t key = first; key < last; key += PART_KEYS) {
       const int64_t until = std::min(last, key + PART_KEYS), count = until - key;
-      bool none = true;
+      Floats k{};  // not read yet
       for (int64_t n = 0; n < group; ++n) {
         const Sight sees = sight(runs[n], key, until);
         float* of_head = scores + n * p.n_q * PART_KEYS;
@@ -239,18 +244,17 @@ struct Decode {
           std::fill(of_head, of_head + p.n_q * PART_KEYS, -INFINITY);
           continue;
         }
-        none = false;
+        if (!k.at) k = floats_of(p.k, p.kind, b, key_head, key, count, p.width, wide_k);
         for (int64_t i = 0; i < p.n_q; ++i)
-          thin_products(queries + (n * p.n_q + i) * p.width, p.width, k + key * p.k.row, p.k.row, count,
-                        of_head + i * PART_KEYS);
+          thin_products(queries + (n * p.n_q + i) * p.width, p.width, k.at, k.row, count, of_head + i * PART_KEYS);
         if (!RULED && sees == ALL) continue;
         Machine machine{*p.program, registers, b, key_head * group + n, 0};
         change(machine, key, count, sees != ALL, turned,
                [&](int64_t t, int64_t i) { return of_head + i * PART_KEYS + t; });
       }
-      if (none) continue;
-      const float* values = v + key * p.v.row;
-      const bool finite = all_finite(values, p.v.row, count, p.value_width);
+      if (!k.at) continue;
+      const Floats v = floats_of(p.v, p.kind, b, key_head, key, count, p.value_width, wide_v);
+      const bool finite = all_finite(v.at, v.row, count, p.value_width);
       for (int64_t r = 0; r < rows; ++r) {
         float* row = scores + r * PART_KEYS;
         if (!finite)
@@ -274,7 +278,7 @@ struct Decode {
       }
       if (finite) {
         in_blocks<4>(0, rows, [&](auto together, int64_t r) {
-          thin_sums<decltype(together)::value>(scores + r * PART_KEYS, values, p.v.row, count, p.value_width, shrink + r,
+          thin_sums<decltype(together)::value>(scores + r * PART_KEYS, v.at, v.row, count, p.value_width, shrink + r,
                                                sums + r * p.value_width);
         });
       } else {  // 0 times inf is NaN: what is hidden is left out
@@ -283,7 +287,7 @@ struct Decode {
             float& sum = sums[r * p.value_width + c];
             sum *= shrink[r];
             for (int64_t t = 0; t < count; ++t)
-              if (seen[r * PART_KEYS + t]) sum += scores[r * PART_KEYS + t] * values[t * p.v.row + c];
+              if (seen[r * PART_KEYS + t]) sum += scores[r * PART_KEYS + t] * v.at[t * v.row + c];
           }
       }
     }
@@ -298,15 +302,15 @@ struct Decode {
   void merge() {
     const Problem& p = problem;
     const bool ruled = p.program && p.program->rule;
+    std::vector<float> output(p.value_width);
     for (int64_t keys = 0; keys < p.batch * p.key_heads; ++keys)
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t head = keys / p.key_heads * p.heads + keys % p.key_heads * group + r / p.n_q;
         const int64_t row = head * p.n_q + r % p.n_q;
-        float* output = p.output + row * p.value_width;
         float top = -INFINITY;
         for (int64_t n = 0; n < parts; ++n) top = std::max(top, answer(keys * parts + n, r)[p.value_width]);
         double total = 0.0;
-        std::fill(output, output + p.value_width, 0.0f);
+        std::fill(output.begin(), output.end(), 0.0f);
         for (int64_t n = 0; n < parts; ++n) {
           const float* part = answer(keys * parts + n, r);
           const float there = part[p.value_width], weighed = part[p.value_width + 1];
@@ -317,6 +321,7 @@ struct Decode {
         }
         const bool sees = total != 0.0;
         for (int64_t c = 0; c < p.value_width; ++c) output[c] = sees ? output[c] / float(total) : 0.0f;
+        write_output(p, output.data(), 1, row);
         p.lse[row] = sees ? float(top / (ruled ? 1.0 : LOG2_E_EXACT) + std::log(total)) : -INFINITY;
       }
   }

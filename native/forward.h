@@ -25,13 +25,13 @@ static void sum_wild(Panel& panel, const Problem& problem, const Piece& piece, c
                      const int32_t* seen) {
   const int64_t count = piece.to - piece.from, width = problem.value_width;
   for (int64_t t = 0; t < count; ++t) {
-    const float* row = piece.v + t * problem.v.row;
+    const float* row = piece.v + t * piece.v_row;
     const bool wild = !std::all_of(row, row + width, [](float x) { return std::isfinite(x); });
     for (int64_t c = 0; c < width; ++c) tame[t * width + c] = wild ? 0.0f : row[c];
   }
   weighted_sums<N>(piece.scores, tame, width, count, width, shrink, panel.sums + piece.low * LANES, panel.lanes);
   for (int64_t t = 0; t < count; ++t) {
-    const float* row = piece.v + t * problem.v.row;
+    const float* row = piece.v + t * piece.v_row;
     if (std::all_of(row, row + width, [](float x) { return std::isfinite(x); })) continue;
     for (int64_t c = 0; c < width; ++c)
       for (int j = 0; j < N; ++j) {
@@ -53,9 +53,9 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
   Vec top[N], shrink[N], total[N];
   REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(tops + j * LANES);
   if (!RULED && !piece.partial()) {
-    products<N, true>(queries, panel.lanes, problem.width, piece.k, problem.k.row, count, scores, top);
+    products<N, true>(queries, panel.lanes, problem.width, piece.k, piece.k_row, count, scores, top);
   } else {
-    products<N>(queries, panel.lanes, problem.width, piece.k, problem.k.row, count, scores);
+    products<N>(queries, panel.lanes, problem.width, piece.k, piece.k_row, count, scores);
     change();
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
@@ -94,8 +94,7 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
         store(place, choose(stays, load(place) * panel.dropout.factor, Vec{}));
       }
   if (seen) return sum_wild<N>(panel, problem, piece, shrink, tame, seen);
-  weighted_sums<N>(scores, piece.v, problem.v.row, count, problem.value_width, shrink, panel.sums + low,
-                   panel.lanes);
+  weighted_sums<N>(scores, piece.v, piece.v_row, count, problem.value_width, shrink, panel.sums + low, panel.lanes);
 }
 
 struct Forward {
@@ -105,8 +104,9 @@ struct Forward {
 
   size_t scratch() const {
     const int64_t registers = problem.program ? problem.program->registers : 0;
+    const int64_t width = problem.width + problem.value_width;
     return size_t(KEYS) * (2 * PANEL + problem.value_width) + registers * ROWS * PANEL +
-           together * PANEL * (problem.width + problem.value_width) + 64;
+           together * PANEL * width + space_of(problem.kind, KEYS, width) + PANEL * width + 64;
   }
 
   void block(int64_t item, float* space) const {
@@ -114,7 +114,6 @@ struct Forward {
     const Problem& p = problem;
     const int64_t b = item / (p.heads * blocks), h = item / blocks % p.heads;
     const int64_t key_head = h / (p.heads / p.key_heads);
-    const float *q = p.q.of(b, h), *k = p.k.of(b, key_head), *v = p.v.of(b, key_head);
     const int64_t panels = (p.n_q + PANEL - 1) / PANEL;
     // heavy ones first: under a causal mask the last queries see most
     const int64_t first = (blocks - 1 - item % blocks) * together, last = std::min(panels, first + together);
@@ -124,6 +123,10 @@ struct Forward {
     space += KEYS * (p.value_width + PANEL);
     float* registers = space;
     space += (p.program ? p.program->registers : 0) * ROWS * PANEL;
+    float *wide_k = space, *wide_v = wide_k + space_of(p.kind, KEYS, p.width);
+    space = wide_v + space_of(p.kind, KEYS, p.value_width);
+    float* rows = space;  // of a panel, on their way in and out
+    space += PANEL * (p.width + p.value_width);
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
     Panel set[TOGETHER];
@@ -135,8 +138,9 @@ struct Forward {
       panel.lanes = (panel.count + LANES - 1) / LANES * LANES;
       panel.queries = space, space += panel.lanes * p.width;
       panel.sums = space, space += panel.lanes * p.value_width;
-      gather_lanes(q + panel.first * p.q.row, p.q.row, panel.count, p.width,
-                   float(ruled ? p.scale : p.scale * LOG2_E_EXACT), panel.queries, panel.lanes);
+      const Floats q = floats_of(p.q, p.kind, b, h, panel.first, panel.count, p.width, rows);
+      gather_lanes(q.at, q.row, panel.count, p.width, float(ruled ? p.scale : p.scale * LOG2_E_EXACT), panel.queries,
+                   panel.lanes);
       std::fill(panel.sums, panel.sums + panel.lanes * p.value_width, 0.0f);
       std::fill(panel.top, panel.top + PANEL, -INFINITY);
       std::fill(panel.total, panel.total + PANEL, 0.0f);
@@ -146,13 +150,19 @@ struct Forward {
     for (int64_t key = 0; key < p.n_k; key += KEYS) {
       const int64_t until = std::min(p.n_k, key + KEYS);
       int finite = -1;  // whether V is, in this tile; not known
+      Floats k{}, v{};
       for (int64_t n = 0; n < last - first; ++n) {
         Panel& panel = set[n];
         Piece piece{};
         piece.scores = scores;
         for (int64_t from = key; piece.next(panel.runs, from, until); from = piece.to) {
-          if (finite < 0) finite = all_finite(v + key * p.v.row, p.v.row, until - key, p.value_width);
-          piece.k = k + piece.from * p.k.row, piece.v = v + piece.from * p.v.row;
+          if (finite < 0) {
+            k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
+            v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
+            finite = all_finite(v.at, v.row, until - key, p.value_width);
+          }
+          piece.k = k.at + (piece.from - key) * k.row, piece.v = v.at + (piece.from - key) * v.row;
+          piece.k_row = k.row, piece.v_row = v.row;
           Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + piece.low * LANES};
           with_vectors(std::min(piece.high, panel.lanes / LANES) - piece.low, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
@@ -164,10 +174,10 @@ struct Forward {
         }
       }
     }
-    for (int64_t n = 0; n < last - first; ++n) finish(set[n], b, h);
+    for (int64_t n = 0; n < last - first; ++n) finish(set[n], b, h, rows);
   }
 
-  void finish(Panel& panel, int64_t b, int64_t h) const {
+  void finish(Panel& panel, int64_t b, int64_t h, float* rows) const {
     const Problem& p = problem;
     const bool ruled = p.program && p.program->rule;
     const int64_t row = (b * p.heads + h) * p.n_q + panel.first;
@@ -179,8 +189,10 @@ struct Forward {
         p.lse[row + i] =
             sees ? float(panel.top[i] / (ruled ? 1.0 : LOG2_E_EXACT) + std::log(double(panel.total[i]))) : -INFINITY;
     }
-    scatter_lanes(panel.sums, panel.lanes, factor, panel.count, p.value_width, p.output + row * p.value_width,
-                  p.value_width);
+    const bool direct = p.kind == FLOAT;
+    float* to = direct ? static_cast<float*>(p.output) + row * p.value_width : rows;
+    scatter_lanes(panel.sums, panel.lanes, factor, panel.count, p.value_width, to, p.value_width);
+    if (!direct) write_output(p, rows, panel.count, row);
   }
 };
 

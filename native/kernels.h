@@ -21,7 +21,7 @@
 #if REGARD_LANES == 16
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,fma")
 #elif REGARD_LANES == 8
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #endif
 
 #ifndef REGARD_MACHINE  // benchmarks/twins puts rules written by hand in its place
@@ -35,6 +35,7 @@ namespace {
 #include "simd.h"
 #include "panel.h"
 #include REGARD_MACHINE
+#include "halves.h"
 #include "piece.h"
 #include "dropout.h"
 #include "forward.h"

@@ -18,6 +18,7 @@ struct Piece {
   int64_t from, to, hide_from, hide_to;
   int64_t low, high;  // vectors
   const float *k, *v;
+  int64_t k_row, v_row;
   float* scores;
 
   bool partial() const { return hide_from < hide_to; }

@@ -1,4 +1,4 @@
-// What is asked of the core: numbers, and pointers into memory that the caller keeps. Strides count floats; the last
+// What is asked of the core: numbers, and pointers into memory that the caller keeps. Strides count numbers; the last
 // dimension of every tensor is contiguous. `Problem` in engine/native.py has the same fields in the same order.
 #pragma once
 
@@ -8,12 +8,13 @@
 
 namespace regard {
 
-// Rows of floats: strides by batch element, head and row.
-struct Rows {
-  const float* at;
-  int64_t batch, head, row;
+// What q, k, v, the output and its gradient are made of. All else is floats: the lse, and the gradients of q, k and v.
+enum Kind : int64_t { FLOAT, BRAIN, HALF };
 
-  const float* of(int64_t b, int64_t h) const { return at + b * batch + h * head; }
+// Rows of numbers: strides by batch element, head and row.
+struct Rows {
+  const void* at;
+  int64_t batch, head, row;
 };
 
 // Which keys each panel of queries sees: list number n has the runs from starts[n] to starts[n + 1], in order; list
@@ -34,13 +35,14 @@ struct Problem {
   int64_t batch, heads, key_heads, n_q, n_k, width, value_width;
   int64_t threads;
   double scale;
+  Kind kind;
   Rows q, k, v;
   Cover cover;
   const Program* program;  // what partial runs hide, and what changes the scores; null where there is neither
   int64_t seed;
   int64_t dropped;     // a weight is left out where its word is below this: dropout * 2^32
   double kept_factor;  // 1 / (1 - dropout)
-  float* output;       // contiguous, as everything below
+  void* output;        // contiguous, as everything below
   float* lse;
   // backward: the gradients that reach the output and the lse, and those of q, k and v, of which every number is written
   Rows d_output;
@@ -50,7 +52,7 @@ struct Problem {
   float* d_v;
 };
 
-static_assert(sizeof(Problem) == 8 * 40, "every field has eight bytes, so that a caller can pack it");
+static_assert(sizeof(Problem) == 8 * 41, "every field has eight bytes, so that a caller can pack it");
 
 // One build of the kernels for one instruction set.
 struct Kernels {

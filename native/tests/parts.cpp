@@ -13,7 +13,8 @@ int main() {
   const bool runs_here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
 #elif REGARD_LANES == 8
-  const bool runs_here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool runs_here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                         __builtin_cpu_supports("f16c");
 #else
   const bool runs_here = true;
 #endif
@@ -32,6 +33,7 @@ namespace REGARD_BUILD {
 namespace {
 
 #include "vectors.h"
+#include "roundings.h"
 #include "panels.h"
 #include "programs.h"
 
@@ -39,6 +41,7 @@ namespace {
 
 void test_parts() {
   test_vectors();
+  test_roundings();
   test_panels();
   test_programs();
 }

@@ -20,8 +20,12 @@ class Tensor {
     place = {memory_.data(), heads * whole * row, rows_first ? row : whole * row, rows_first ? heads * row : row};
   }
 
-  const float* row(int64_t b, int64_t h, int64_t i) const { return place.of(b, h) + i * place.row; }
-  float* row(int64_t b, int64_t h, int64_t i) { return const_cast<float*>(place.of(b, h)) + i * place.row; }
+  const float* row(int64_t b, int64_t h, int64_t i) const {
+    return static_cast<const float*>(place.at) + b * place.batch + h * place.head + i * place.row;
+  }
+  float* row(int64_t b, int64_t h, int64_t i) {
+    return const_cast<float*>(static_cast<const Tensor*>(this)->row(b, h, i));
+  }
 
   regard::Rows place;
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.again import remember, repeated
 from regard.eager import runs_eagerly
 from regard.engine.fused import Fused
 from regard.engine.gradient import Engine, run
@@ -21,7 +22,8 @@ from regard.spec.spec import Inputs, Question
 from regard.weights import Weights
 
 TILED = Tiled()
-IN_ORDER: tuple[Engine, ...] = (Native(otherwise=TILED), Fused(otherwise=TILED), TILED, Reference())
+NATIVE = Native(otherwise=TILED)
+IN_ORDER: tuple[Engine, ...] = (NATIVE, Fused(otherwise=TILED), TILED, Reference())
 
 
 def engines() -> tuple[str, ...]:
@@ -64,9 +66,14 @@ def attention(
     tensor([[1.0000],
             [0.3302]])
     """
+    plain = weigh is None and value is None and start is None and engine is None and not dropout
+    if plain and (known := repeated(q, k, v, score, mask)) is not None:
+        return known
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
     plan = choose(question.spec, IN_ORDER, engine)
-    output, _, _ = answer(question, plan)
+    output, _, inputs = answer(question, plan)
+    if plain and plan.engine == NATIVE.name:
+        remember(q, k, v, score, mask, lambda: NATIVE.repeated(plan.spec, inputs, plan.tiles))
     return question.shaped(output)
 
 

@@ -121,7 +121,9 @@ def errors(engine, name, dtype, problem, **changes):
         parts = ["output", "q", "k", "v", *(f"captured {n}" for n in range(len(exact) - 4))]
         for part, g, r, e in zip(parts, got, rough, exact, strict=True):
             sums.setdefault(part, []).append((float((g - e).square().mean()), float((r - e).square().mean())))
-    return {part: tuple(math.sqrt(sum(side) / seeds) for side in zip(*pairs, strict=True)) for part, pairs in sums.items()}
+    return {
+        part: tuple(math.sqrt(sum(side) / seeds) for side in zip(*pairs, strict=True)) for part, pairs in sums.items()
+    }
 
 
 def too_far(found, times):

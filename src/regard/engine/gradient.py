@@ -70,14 +70,14 @@ class Call:
 
 def run(engine: Engine, spec: Spec, tiles: Tiles, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     """The engine's answer, differentiable in every tensor: output (batch, heads, n_q, width) and row statistic."""
-    if not _watched(inputs.every()):
+    if not watched(inputs.every()):
         return engine.forward(spec, inputs, tiles)
     call = Call(engine, spec, tiles, inputs.detached())
     output, statistic = _apply(_F, call, *inputs.every())
     return output, statistic if spec.normaliser.statistic else None
 
 
-def _watched(tensors: Sequence[Tensor]) -> bool:
+def watched(tensors: Sequence[Tensor]) -> bool:
     """Whether torch follows what becomes of the tensors: a gradient, a tangent or a transformation of functions."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return True

@@ -23,6 +23,7 @@ from regard.spec.spec import Inputs, Spec
 from regard.spec.term import TRUE, Term, slot_of, variable, walk
 
 PANELS_TOGETHER = 8  # in native/forward.h
+KINDS = (torch.float32, torch.bfloat16, torch.float16)  # in native/problem.h, in this order
 
 core: ModuleType | None
 try:
@@ -48,7 +49,7 @@ def builds() -> tuple[Build, ...]:
 
 
 class Native:
-    """Softmax attention in float32 on the CPU. What only the data tells to be beyond it goes to `otherwise`."""
+    """Softmax attention on the CPU, in float32. What only the data tells to be beyond it goes to `otherwise`."""
 
     name = "native"
     exact: torch.dtype | None = None
@@ -67,9 +68,8 @@ class Native:
             return ("the compiled core is missing: regard was installed without a C++ compiler",)
         if spec.device != "cpu":
             found.append(f"the tensors are on {spec.device}, and it runs on the CPU")
-        if spec.dtype != torch.float32 or spec.precision != torch.float32:
-            needed = spec.dtype if spec.dtype != torch.float32 else spec.precision
-            found.append(f"the scores are computed in {needed}, and it knows float32".replace("torch.", ""))
+        if spec.precision != torch.float32:
+            found.append(f"the scores are computed in {spec.precision}, and it knows float32".replace("torch.", ""))
         if spec.score != "dot":
             found.append(f"the score is {spec.score}, and it knows products")
         if not isinstance(spec.normaliser, Softmax):
@@ -96,11 +96,11 @@ class Native:
 
     def _forward(self, spec: Spec, inputs: Inputs, tiles: Tiles, glance: bool) -> tuple[Tensor, Tensor]:
         problem, kept = _problem(spec, inputs, self._ready(spec, inputs, tiles, glance))
-        output = inputs.q.new_empty((spec.batch, spec.heads, spec.n_q, spec.value_width))
-        lse = inputs.q.new_empty((spec.batch, spec.heads, spec.n_q))
+        output = torch.empty((spec.batch, spec.heads, spec.n_q, spec.value_width), dtype=_kind(spec, inputs))
+        lse = torch.empty((spec.batch, spec.heads, spec.n_q), dtype=torch.float32)
         problem.output, problem.lse = output.data_ptr(), lse.data_ptr()
         self._run("forward", problem, kept)
-        return output, lse
+        return output.to(spec.dtype), lse
 
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
         every = inputs.every()
@@ -111,10 +111,12 @@ class Native:
             ready = self._ready(spec, inputs, tiles, glance, tuple(n - 3 for n in captured))
         except Untold:
             return self.otherwise.backward(spec, inputs, self.otherwise.tiles(spec), saved, needs)
-        sums = {n: torch.empty(every[n].shape) for n in range(3)} | {n: torch.zeros(every[n].shape) for n in captured}
+        sums = {n: torch.empty(every[n].shape, dtype=torch.float32) for n in range(3)}
+        sums |= {n: torch.zeros(every[n].shape, dtype=torch.float32) for n in captured}
         problem, kept = _problem(spec, inputs, ready, [sums[n] for n in captured])
-        given = [x.contiguous() for x in (saved.output, saved.statistic, saved.d_statistic)]
-        d_output = _rows_together(saved.d_output)
+        kind = _kind(spec, inputs)
+        given = [x.contiguous() for x in (saved.output.to(kind), saved.statistic, saved.d_statistic)]
+        d_output = _rows_together(saved.d_output.to(kind))
         problem.output, problem.lse, problem.d_lse = (x.data_ptr() for x in given)
         problem.d_output = Rows.of(d_output)
         problem.d_q, problem.d_k, problem.d_v = (sums[n].data_ptr() for n in range(3))
@@ -130,12 +132,53 @@ class Native:
             return None
         assert self.build is not None
         vectors = self.build.panel // self.build.lanes
-        return prepared(condition, spec.rule, inputs.tensors, spec.lengths, inputs.start, tiles, vectors, captured)
+        tensors = [_in_floats(t) for t in inputs.tensors]
+        return prepared(condition, spec.rule, tensors, spec.lengths, inputs.start, tiles, vectors, captured)
+
+    def repeated(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> "Repeated | None":
+        """How to ask the same again of other q, k and v; None where that takes more than their addresses."""
+        if self.build is None or inputs.tensors or spec.dropout or 0 in spec.lengths:
+            return None
+        if (spec.batch, spec.heads, spec.n_q, spec.width) != tuple(inputs.q.shape):
+            return None
+        try:
+            return Repeated(self.build, spec, inputs, self._ready(spec, inputs, tiles, glance=False))
+        except Untold:
+            return None
 
     def _run(self, kernel: str, problem: "Problem", kept: object) -> None:
         """`kept` lives as long as the kernel runs: the problem holds addresses."""
         assert core is not None and self.build is not None
         getattr(core, kernel)(self.build.number, bytes(problem))
+
+
+class Repeated:
+    """A question on plain tensors, ready to be asked again of others like them."""
+
+    def __init__(self, build: Build, spec: Spec, inputs: Inputs, ready: Prepared | None) -> None:
+        problem, self.kept = _problem(spec, inputs, ready)
+        self.build, self.problem, self.dtype = build.number, bytes(problem), spec.dtype
+        self.shape = (spec.batch, spec.heads, spec.n_q, spec.value_width)
+
+    def fits(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether the kernels can read these as they are; their shapes are known to be right."""
+        return (
+            q.dtype == k.dtype == v.dtype == self.dtype
+            and q.is_cpu
+            and k.is_cpu
+            and v.is_cpu
+            and q.stride(3) == k.stride(3) == v.stride(3) == 1
+        )
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert core is not None
+        problem = Problem.from_buffer_copy(self.problem)
+        output, lse = torch.empty(self.shape, dtype=self.dtype), torch.empty(self.shape[:3], dtype=torch.float32)
+        problem.threads = torch.get_num_threads()
+        problem.q, problem.k, problem.v = Rows.of(q), Rows.of(k), Rows.of(v)
+        problem.output, problem.lse = output.data_ptr(), lse.data_ptr()
+        core.forward(self.build, bytes(problem))
+        return output
 
 
 def _adds_a_large_tensor(spec: Spec, inputs: Inputs) -> bool:
@@ -149,6 +192,11 @@ def _scores_are_finite(spec: Spec, inputs: Inputs) -> bool:
     """No product is larger than that of the norms."""
     norms = (torch.linalg.vector_norm(x.detach()) for x in (inputs.q, inputs.k))
     return math.prod(float(x) for x in norms) * abs(spec.scale) < 1e38
+
+
+def _in_floats(x: Tensor) -> Tensor:
+    """A captured tensor of half precision in floats, unless it is large."""
+    return x.float() if x.dtype in KINDS[1:] and x.numel() <= GLANCE else x
 
 
 def _rows_together(x: Tensor) -> Tensor:
@@ -173,6 +221,7 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("batch", "heads", "key_heads", "n_q", "n_k", "width", "value_width")),
         ("threads", ctypes.c_int64),
         ("scale", ctypes.c_double),
+        ("kind", ctypes.c_int64),
         *((name, Rows) for name in ("q", "k", "v")),
         *((name, ctypes.c_int64) for name in ("cover_batch", "cover_heads", "panels", "starts", "runs", "program")),
         *((name, ctypes.c_int64) for name in ("seed", "dropped")),
@@ -185,15 +234,22 @@ class Problem(ctypes.Structure):
 
 def _problem(spec: Spec, inputs: Inputs, ready: Prepared | None, sums: Sequence[Tensor] = ()) -> tuple[Problem, object]:
     """A question as the kernels take it, all but its answer, and what must live while they run."""
-    tensors = [_rows_together(x.detach()) for x in (inputs.q, inputs.k, inputs.v)]
+    kind = _kind(spec, inputs)
+    tensors = [_rows_together(x.detach().to(kind)) for x in (inputs.q, inputs.k, inputs.v)]
     shape = (spec.batch, spec.heads, spec.key_heads, spec.n_q, spec.n_k, spec.width, spec.value_width)
-    program, kept = ready.packed(inputs.tensors, sums) if ready else (0, None)
+    program, kept = ready.packed([_in_floats(t) for t in inputs.tensors], sums) if ready else (0, None)
     runs = ready.runs if ready else (1, 1, 0, 0, 0)
     seed = (inputs.seed + 2**63) % 2**64 - 2**63  # the same 64 bits, signed
     dropped, factor = min(round(spec.dropout * 2**32), 2**32 - 1), 1.0 / (1.0 - spec.dropout)
     rows = (Rows.of(x) for x in tensors)
-    problem = Problem(*shape, torch.get_num_threads(), spec.scale, *rows, *runs, program, seed, dropped, factor)
+    numbers = (torch.get_num_threads(), spec.scale, KINDS.index(kind))
+    problem = Problem(*shape, *numbers, *rows, *runs, program, seed, dropped, factor)
     return problem, (tensors, kept, ready)
+
+
+def _kind(spec: Spec, inputs: Inputs) -> torch.dtype:
+    """What the kernels read and write: half precision, unless a score has prepared q and k in more."""
+    return spec.dtype if inputs.q.dtype == inputs.k.dtype == inputs.v.dtype == spec.dtype else torch.float32
 
 
 @lru_cache(maxsize=512)

@@ -1,0 +1,159 @@
+"""A question asked again is answered as the first time, and one that only looks the same is not mistaken for it."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import again, mask, score
+from regard.engine.native import builds
+
+pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def nothing_known():
+    again._known.clear()
+    yield
+    again._known.clear()
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """How many answers came without reading the question."""
+    count = []
+    whole = again.Repeated.__call__
+
+    def counting(self, *args: Tensor) -> Tensor:
+        count.append(1)
+        return whole(self, *args)
+
+    monkeypatch.setattr(again.Repeated, "__call__", counting)
+    return count
+
+
+def rows(n_q: int = 9, n_k: int = 9, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.randn(2, heads, n, 16, dtype=dtype) for heads, n in ((4, n_q), (2, n_k), (2, n_k))]
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
+    return regard.attention(q.double(), k.double(), v.double(), engine="reference", **options)
+
+
+ASKED = {
+    "plain": {},
+    "causal": dict(mask=mask.causal()),
+    "window": dict(mask=mask.causal() & mask.window(3)),
+    "softcap": dict(score=score.softcap(2.0), mask=mask.causal()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lengths", [(9, 9), (1, 300), (70, 80)], ids=str)
+@pytest.mark.parametrize("name", ASKED)
+def test_the_same_question_of_other_numbers_is_answered_anew(answers, name, lengths, dtype):
+    near = dict(rtol=1e-4, atol=1e-5) if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
+    for _ in range(3):
+        q, k, v = rows(*lengths, dtype=dtype)
+        found = regard.attention(q, k, v, **ASKED[name])
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), exact(q, k, v, **ASKED[name]), **near)
+    assert len(answers) == 2
+
+
+def test_the_first_answer_and_the_next_have_the_same_bits(answers):
+    q, k, v = rows()
+    assert torch.equal(regard.attention(q, k, v, mask=mask.causal()), regard.attention(q, k, v, mask=mask.causal()))
+    assert len(answers) == 1
+
+
+def test_tensors_may_lie_otherwise_than_the_first_time(answers):
+    q, k, v = rows()
+    expected = regard.attention(q, k, v)
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    torch.testing.assert_close(regard.attention(*strided), expected)
+    assert len(answers) == 1
+    across = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]  # the last dimension is not contiguous
+    torch.testing.assert_close(regard.attention(*across), expected)
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(mask=mask.window(2)),
+        dict(score=score.softcap(1.0)),
+        dict(weigh=regard.weigh.sigmoid()),
+        dict(start=3),
+        dict(dropout=0.5, seed=1),
+        dict(engine="tiled"),
+        dict(value=torch.tanh),
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_another_question_is_not_mistaken_for_it(answers, other):
+    q, k, v = rows()
+    regard.attention(q, k, v, mask=mask.causal())
+    options = dict(mask=mask.causal()) | other
+    expected = regard.attention(q, k, v, **(options | dict(engine="tiled")))
+    torch.testing.assert_close(regard.attention(q, k, v, **options), expected, rtol=1e-4, atol=1e-5)
+    assert not answers
+
+
+def test_what_is_watched_goes_the_whole_way(answers):
+    q, k, v = rows()
+    with torch.no_grad():
+        regard.attention(q, k, v)
+    leaf = q.clone().requires_grad_()
+    regard.attention(leaf, k, v).sum().backward()
+    assert leaf.grad is not None and leaf.grad.abs().sum() > 0
+    assert torch.func.vmap(regard.attention)(q[None], k[None], v[None]).shape == (1, *q.shape)
+    assert torch.func.grad(lambda q: regard.attention(q, k, v).sum())(q).shape == q.shape
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        regard.attention(q, k, v)
+    assert not answers
+    with torch.no_grad():
+        regard.attention(leaf, k, v)
+    assert len(answers) == 1
+
+
+def test_a_mask_that_holds_a_tensor_is_read_each_time(answers):
+    q, k, v = rows()
+    allowed = torch.ones(9, 9, dtype=torch.bool)
+    first = regard.attention(q, k, v, mask=allowed)
+    allowed[:, 5:] = False
+    assert not torch.equal(regard.attention(q, k, v, mask=allowed), first)
+    assert not answers
+
+
+def test_mixed_precision_is_still_refused(answers):
+    q, k, v = rows()
+    regard.attention(q, k, v)
+    with pytest.raises(regard.errors.SpecError, match="one dtype"):
+        regard.attention(q, k.double(), v)
+
+
+def test_only_so_many_questions_are_kept():
+    for n in range(1, again.KEPT + 20):
+        regard.attention(*rows(n, n))
+    assert len(again._known) == again.KEPT
+
+
+def test_many_threads_may_ask_at_once(answers):
+    problems = [rows(n, n) for n in range(1, 9)]
+    expected = [regard.attention(*x) for x in problems]
+    wrong = []
+
+    def ask(n: int) -> None:
+        for _ in range(50):
+            if not torch.equal(regard.attention(*problems[n]), expected[n]):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
