@@ -1,5 +1,6 @@
 """A question asked again is answered as the first time, and one that only looks the same is not mistaken for it."""
 
+import gc
 import threading
 
 import pytest
@@ -133,6 +134,16 @@ def test_mixed_precision_is_still_refused(answers):
     regard.attention(q, k, v)
     with pytest.raises(regard.errors.SpecError, match="one dtype"):
         regard.attention(q, k.double(), v)
+
+
+def test_no_tensor_is_kept_alive():
+    tensors = rows()
+    regard.attention(*tensors, mask=mask.causal())
+    places = {x.data_ptr() for x in tensors}
+    del tensors
+    gc.collect()
+    alive = [x for x in gc.get_objects() if isinstance(x, Tensor) and x.device.type == "cpu" and x.data_ptr() in places]
+    assert again._known and not alive
 
 
 def test_only_so_many_questions_are_kept():

@@ -156,7 +156,7 @@ class Repeated:
     """A question on plain tensors, ready to be asked again of others like them."""
 
     def __init__(self, build: Build, spec: Spec, inputs: Inputs, ready: Prepared | None) -> None:
-        problem, self.kept = _problem(spec, inputs, ready)
+        problem, (_, *self.kept) = _problem(spec, inputs, ready)  # all but the tensors must live on
         self.build, self.problem, self.dtype = build.number, bytes(problem), spec.dtype
         self.shape = (spec.batch, spec.heads, spec.n_q, spec.value_width)
 
@@ -232,8 +232,10 @@ class Problem(ctypes.Structure):
     )
 
 
-def _problem(spec: Spec, inputs: Inputs, ready: Prepared | None, sums: Sequence[Tensor] = ()) -> tuple[Problem, object]:
-    """A question as the kernels take it, all but its answer, and what must live while they run."""
+def _problem(
+    spec: Spec, inputs: Inputs, ready: Prepared | None, sums: Sequence[Tensor] = ()
+) -> tuple[Problem, tuple[object, ...]]:
+    """A question as the kernels take it, all but its answer, and what must live while they run, q, k and v first."""
     kind = _kind(spec, inputs)
     tensors = [_rows_together(x.detach().to(kind)) for x in (inputs.q, inputs.k, inputs.v)]
     shape = (spec.batch, spec.heads, spec.key_heads, spec.n_q, spec.n_k, spec.width, spec.value_width)
