@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import types
 
 import pytest
 import torch
@@ -142,7 +143,13 @@ def test_no_tensor_is_kept_alive():
     places = {x.data_ptr() for x in tensors}
     del tensors
     gc.collect()
-    alive = [x for x in gc.get_objects() if isinstance(x, Tensor) and x.device.type == "cpu" and x.data_ptr() in places]
+    reached, waiting = {}, list(again._known.values())
+    while waiting:  # what is kept, and all that it holds
+        here = waiting.pop()
+        if id(here) not in reached and not isinstance(here, (type, types.ModuleType, types.FunctionType)):
+            reached[id(here)] = here
+            waiting.extend(gc.get_referents(here))
+    alive = [x for x in reached.values() if isinstance(x, Tensor) and x.data_ptr() in places]
     assert again._known and not alive
 
 

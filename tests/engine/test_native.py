@@ -280,7 +280,6 @@ def test_a_table_may_be_read_in_any_order_of_its_columns(build):
 
 OBJECTIONS = {
     "float64": (dict(), torch.float64, "computed in float64, and it knows float32"),
-    "bfloat16": (dict(), torch.bfloat16, "computed in bfloat16, and it knows float32"),
     "sigmoid": (dict(weigh=weigh.sigmoid()), torch.float32, "the weighing is sigmoid, and it knows softmax"),
     "custom": (dict(score=score.custom(lambda q, k: q @ k.mT)), torch.float32, "the score is custom"),
     "decides by tanh": (

@@ -19,6 +19,7 @@ ORDER = (
     (APART, ("spec", "cost")),
     (APART, ("plan",)),
     (APART, ("engine",)),
+    (APART, ("again",)),
     (TOGETHER, ("result", "weights", "measure")),
     (APART, ("attention",)),
     (APART, ("packed",)),
