@@ -49,7 +49,7 @@ class _Seen:
         return keep, ~keep & int(torch.tensor(-torch.inf, dtype=self.dtype).view(whole))
 
     def hide_(self, scores: Tensor) -> None:
-        """Make the scores of all other pairs -inf; torch's masked_fill_ takes four times as long."""
+        """Make the scores of all other pairs -inf; torch's masked_fill_ takes twice as long."""
         keep, hidden = self._bits
         scores.view(keep.dtype).bitwise_and_(keep).bitwise_or_(hidden)
 
