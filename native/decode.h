@@ -2,20 +2,18 @@
 // key is read once. Keys are split into parts of a fixed length, whose answers are merged by their maxima and sums: more
 // than one thread has something to do, and the numbers are the same for any number of threads.
 
-constexpr int64_t PART = 2048;                    // keys
-constexpr int64_t PART_KEYS = 64;                 // a tile of them
-constexpr int64_t THIN = LANES < 8 ? LANES : 8;  // up to so many queries are taken one by one, with a key's numbers side by side
+constexpr int64_t PART = 2048;     // keys
+constexpr int64_t PART_KEYS = 64;  // a tile of them
+// Up to so many queries are taken one by one, with a key's numbers side by side.
+constexpr int64_t THIN = LANES < 8 ? LANES : 8;
 
-// The sum of each vector's lanes, in the lane of its number.
+// The sum of each vector's lanes, in the lane of its number: rows become columns, added up on the way.
 template <int STEP>
 REGARD_INLINE void add_halves(Vec (&rows)[LANES]) {
-  IntVec low{}, high{};
-  for (int lane = 0; lane < LANES; ++lane) {
-    low[lane] = lane & STEP ? LANES + lane - STEP : lane;
-    high[lane] = lane & STEP ? LANES + lane : lane + STEP;
+  REGARD_UNROLL for (int i = 0; i < LANES; i += 2 * STEP) {
+    turn_over<STEP>(rows[i], rows[i + STEP]);
+    rows[i] += rows[i + STEP];
   }
-  REGARD_UNROLL for (int i = 0; i < LANES; i += 2 * STEP)
-    rows[i] = __builtin_shuffle(rows[i], rows[i + STEP], low) + __builtin_shuffle(rows[i], rows[i + STEP], high);
 }
 
 REGARD_INLINE Vec sums_of_lanes(Vec (&rows)[LANES]) {
@@ -97,8 +95,9 @@ struct Decode {
 
   size_t scratch() const {
     const int64_t lanes = (rows + LANES - 1) / LANES * LANES, width = problem.width + problem.value_width;
-    return space_of(problem.kind, PART_KEYS, width) + lanes * (2 * problem.width + problem.value_width) + 3 * PART_KEYS * PANEL + KEYS * problem.value_width +
-           (problem.program ? problem.program->registers : 0) * ROWS * PANEL + ROWS * PANEL + 8 * 16;
+    const int64_t registers = problem.program ? problem.program->registers : 0;
+    return space_of(problem.kind, PART_KEYS, width) + lanes * (problem.width + width) + 3 * PART_KEYS * PANEL +
+           KEYS * problem.value_width + (registers + 1) * ROWS * PANEL + 8 * 16;
   }
 
   float* answer(int64_t item, int64_t row) {
@@ -167,8 +166,8 @@ struct Decode {
 
   // Queries side by side, as in the forward pass.
   template <class Take>
-  void side_by_side(int64_t item, int64_t b, int64_t key_head, int64_t first, int64_t last, const float* queries, Runs* runs,
-                 const Take& take, bool ruled) {
+  void side_by_side(int64_t item, int64_t b, int64_t key_head, int64_t first, int64_t last, const float* queries,
+                    Runs* runs, const Take& take, bool ruled) {
     const Problem& p = problem;
     float* wide_k = take(space_of(p.kind, PART_KEYS, p.width));
     float* wide_v = take(space_of(p.kind, PART_KEYS, p.value_width));
@@ -185,11 +184,10 @@ struct Decode {
     std::fill(panel.total, panel.total + PANEL, 0.0f);
     for (int64_t key = first; key < last; key += PART_KEYS) {
       const int64_t until = std::min(last, key + PART_KEYS);
-      Sight sights[PANEL];
       bool none = true, all = true;
       for (int64_t n = 0; n < group; ++n) {
-        sights[n] = sight(runs[n], key, until);
-        none = none && sights[n] == NONE, all = all && sights[n] == ALL;
+        const Sight sees = sight(runs[n], key, until);
+        none = none && sees == NONE, all = all && sees == ALL;
       }
       if (none) continue;
       Piece piece{};

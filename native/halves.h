@@ -108,7 +108,7 @@ static Floats floats_of(const Rows& rows, Kind kind, int64_t b, int64_t h, int64
   return {space, width};
 }
 
-// Floats of that space are needed for it.
+// How many floats that space has.
 static int64_t space_of(Kind kind, int64_t count, int64_t width) { return kind == FLOAT ? 0 : count * width; }
 
 // Contiguous rows of the output, from row number `first` on.

@@ -148,20 +148,24 @@ class FlushTiny {
 #endif
 };
 
-// Rows become columns: one stage for each bit of the lane's number.
+// Of two rows of squares, STEP lanes wide: what belongs into the first row when the squares are turned over, and into
+// the second.
 template <int STEP>
-REGARD_INLINE void swap_halves(Vec (&rows)[LANES]) {
+REGARD_INLINE void turn_over(Vec& a, Vec& b) {
   IntVec low{}, high{};
   for (int lane = 0; lane < LANES; ++lane) {
     low[lane] = lane & STEP ? LANES + lane - STEP : lane;
     high[lane] = lane & STEP ? LANES + lane : lane + STEP;
   }
-  REGARD_UNROLL for (int i = 0; i < LANES; ++i) {
-    if (i & STEP) continue;
-    const Vec a = rows[i], b = rows[i + STEP];
-    rows[i] = __builtin_shuffle(a, b, low);
-    rows[i + STEP] = __builtin_shuffle(a, b, high);
-  }
+  const Vec first = __builtin_shuffle(a, b, low), second = __builtin_shuffle(a, b, high);
+  a = first, b = second;
+}
+
+// Rows become columns: one stage for each bit of the lane's number.
+template <int STEP>
+REGARD_INLINE void swap_halves(Vec (&rows)[LANES]) {
+  REGARD_UNROLL for (int i = 0; i < LANES; ++i)
+    if (!(i & STEP)) turn_over<STEP>(rows[i], rows[i + STEP]);
 }
 
 REGARD_INLINE void transpose(Vec (&rows)[LANES]) {

@@ -27,7 +27,7 @@ def repeated(q: Any, k: Any, v: Any, score: Any, mask: Any) -> Tensor | None:
     if not type(q) is type(k) is type(v) is Tensor:
         return None
     try:
-        known = _known.get((q.shape, k.shape, v.shape, q.dtype, score, mask))
+        known = _known.get(_asked(q, k, v, score, mask))
     except TypeError:  # an array as a mask has no hash
         return None
     if known is None or not known.fits(q, k, v) or _is_followed((q, k, v)):
@@ -43,9 +43,14 @@ def remember(q: Any, k: Any, v: Any, score: Any, mask: Any, ready: Callable[[], 
         return
     made = ready()
     if made is not None:
-        _known[q.shape, k.shape, v.shape, q.dtype, score, mask] = made
+        _known[_asked(q, k, v, score, mask)] = made
         while len(_known) > KEPT:
             _known.popitem(last=False)
+
+
+def _asked(q: Tensor, k: Tensor, v: Tensor, score: Any, mask: Any) -> Hashable:
+    """What a question is recognised by."""
+    return q.shape, k.shape, v.shape, q.dtype, score, mask
 
 
 def _captures_nothing(x: Any, kind: type[Formula]) -> bool:
