@@ -7,7 +7,7 @@
 // to the same d_k and d_v, each tile in the order of the items: an item waits for its turn at a tile. So the sums are
 // the same for any number of threads, and no copies of d_k and d_v are needed. The gradient of a captured tensor, if it is
 // small, is summed by each item for itself and added in their order; if it is large, an item waits until those before it
-// that may add to the same places have finished.
+// that may add to the same places have finished. The gradient of an additive score's u is such a small sum.
 
 constexpr int64_t BACK_KEYS = 96;
 constexpr int64_t BACK_TOGETHER = 4;
@@ -20,6 +20,7 @@ struct BackPanel {
   Runs runs;                    // what is left of them
   bool finite;                  // q and d_output
   float* queries;         // (width, lanes), in units of log 2
+  Raised raised;          // the same as they are, where scores are additive
   float* gradients;       // (value width, lanes)
   float* sums;            // (width, lanes): d_q
   const float* query_rows;     // (count, width in whole vectors)
@@ -117,7 +118,7 @@ struct Backward {
     for (int64_t group = 0; group < p.batch * p.key_heads; ++group)
       for (int64_t tile = 0; tile < tiles; ++tile)
         turn[group * tiles + tile] = next_at(group * sharing, (group + 1) * sharing, tile);
-    if (!sum_count()) return;
+    if (!sums_up()) return;
     finished.reset(new std::atomic<bool>[p.batch * p.heads * blocks]);
     for (int64_t item = 0; item < p.batch * p.heads * blocks; ++item) finished[item] = false;
     for (int64_t n = 0; n < sum_count(); ++n)
@@ -153,6 +154,7 @@ struct Backward {
   }
 
   int64_t sum_count() const { return problem.program ? problem.program->sum_count : 0; }
+  bool sums_up() const { return sum_count() || problem.u; }
   bool is_small(int64_t n) const { return problem.program->sums[n].size <= SMALL_SUM; }
 
   void wait_until_finished(int64_t item) const {
@@ -176,7 +178,7 @@ struct Backward {
     const int64_t wide = space_of(problem.kind, together * PANEL + BACK_KEYS, problem.width + problem.value_width + 32);
     return wide + problem.value_width + size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 3 * BACK_KEYS * PANEL +
            BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + 2 * small +
-           512;
+           (problem.u ? (2 * BACK_KEYS + LANES + together * PANEL + 2) * problem.width : 0) + Additive::space(problem) + 640;
   }
 
   void block(int64_t item, float* space) const {
@@ -203,6 +205,14 @@ struct Backward {
     float* one_row = take(p.value_width);
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
+    const double unit = ruled ? 1.0 : LOG2_E_EXACT;
+    float* u_space = take(Additive::space(p));
+    const float* u = p.u ? p.u + h * p.width : nullptr;
+    const Additive additive = p.u ? Additive(p, h, unit, u_space) : Additive();
+    float* raised_k = take(p.u ? BACK_KEYS * p.width : 0);
+    float* d_k_turned = take(p.u ? (BACK_KEYS + LANES) * p.width : 0);
+    double* own_u = reinterpret_cast<double*>(take(p.u ? 2 * p.width : 0));
+    if (p.u) std::fill(own_u, own_u + p.width, 0.0);
     double* own_sums = reinterpret_cast<double*>(take(2 * small));
     std::fill(own_sums, own_sums + small, 0.0);
     std::vector<Into> sums(sum_count());
@@ -231,8 +241,8 @@ struct Backward {
       const Floats g = floats_of(p.d_output, p.kind, b, h, panel.first, panel.count, p.value_width,
                                  take(space_of(p.kind, panel.count, p.value_width)));
       panel.finite = all_finite(q.at, q.row, panel.count, p.width) && all_finite(g.at, g.row, panel.count, p.value_width);
-      gather_lanes(q.at, q.row, panel.count, p.width, float(ruled ? p.scale : p.scale * LOG2_E_EXACT),
-                   panel.queries, panel.lanes);
+      gather_lanes(q.at, q.row, panel.count, p.width, p.u ? 1.0f : float(p.scale * unit), panel.queries, panel.lanes);
+      if (p.u) panel.raised = raised(panel.queries, panel.lanes, p.width, panel.lanes, take(p.width * panel.lanes));
       gather_lanes(g.at, g.row, panel.count, p.value_width, 1.0f, panel.gradients, panel.lanes);
       panel.query_rows = rows_of(q.at, q.row, panel.count, p.width, take(panel.count * wide));
       panel.gradient_rows = rows_of(g.at, g.row, panel.count, p.value_width, take(panel.count * value_wide));
@@ -251,6 +261,7 @@ struct Backward {
       bool sees = false;
       int finite = -1;  // whether K and V are, in this tile; not known
       Floats k{}, v{};
+      Raised keys{};
       for (int64_t n = 0; n < count; ++n) {
         BackPanel& panel = set[n];
         Piece piece{};
@@ -259,16 +270,19 @@ struct Backward {
           if (!sees) {
             std::fill(d_k, d_k + (until - key) * wide, 0.0f);
             std::fill(d_v, d_v + (until - key) * value_wide, 0.0f);
+            if (p.u) std::fill(d_k_turned, d_k_turned + (BACK_KEYS + LANES) * p.width, 0.0f);
             sees = true;
           }
           if (finite < 0) {
             k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
             v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
+            if (p.u) keys = raised(k.at, k.row, until - key, p.width, raised_k);
             // 0 times inf is NaN: where something is not finite, only what is seen is added up
             finite = all_finite(k.at, k.row, until - key, p.width) && all_finite(v.at, v.row, until - key, p.value_width);
           }
           piece.k = k.at + (piece.from - key) * k.row, piece.v = v.at + (piece.from - key) * v.row;
           piece.k_row = k.row, piece.v_row = v.row;
+          if (p.u) piece.raised = keys.from(piece.from - key);
           int32_t* only = finite && panel.finite ? nullptr : seen;
           const int64_t low = piece.low * LANES, high = std::min(piece.high * LANES, panel.lanes);
           Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + low};
@@ -276,22 +290,32 @@ struct Backward {
           machine.queries = std::min(high, panel.count) - low;
           with_vectors((high - low) / LANES, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
-            ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw, only)
-                  : take_keys<N, false>(panel, piece, machine, d_scores, raw, only);
+            ruled ? take_keys<N, true>(panel, piece, machine, additive, d_scores, raw, only)
+                  : take_keys<N, false>(panel, piece, machine, additive, d_scores, raw, only);
+            if (p.u) {
+              const int64_t rows = piece.to - piece.from, first = piece.from - key;
+              for (int64_t t = 0; t < rows; ++t)  // copies of the last query do not count
+                std::fill(d_scores + t * N * LANES + machine.queries, d_scores + (t + 1) * N * LANES, 0.0f);
+              additive_gradients<N>(panel.raised.from(0, low), piece.raised, p.width, rows, d_scores, panel.sums + low,
+                                    panel.lanes, d_k_turned + first, BACK_KEYS + LANES, own_u);
+            }
           });
-          const int64_t keys = piece.to - piece.from, row = high - low;
+          const int64_t rows = piece.to - piece.from, row = high - low;
           const float *gradients = panel.gradient_rows + low * value_wide, *queries = panel.query_rows + low * wide;
           float* d_v_here = d_v + (piece.from - key) * value_wide;
           float* d_k_here = d_k + (piece.from - key) * wide;
           if (only) {
-            over_seen(weights, seen, row, keys, machine.queries, gradients, value_wide, d_v_here);
-            over_seen(d_scores, seen, row, keys, machine.queries, queries, wide, d_k_here);
+            over_seen(weights, seen, row, rows, machine.queries, gradients, value_wide, d_v_here);
+            if (!p.u) over_seen(d_scores, seen, row, rows, machine.queries, queries, wide, d_k_here);
           } else {
-            over_queries(weights, row, keys, machine.queries, gradients, value_wide, d_v_here);
-            over_queries(d_scores, row, keys, machine.queries, queries, wide, d_k_here);
+            over_queries(weights, row, rows, machine.queries, gradients, value_wide, d_v_here);
+            if (!p.u) over_queries(d_scores, row, rows, machine.queries, queries, wide, d_k_here);
           }
         }
       }
+      if (p.u && sees)
+        for (int64_t t = 0; t < until - key; ++t)
+          for (int64_t c = 0; c < p.width; ++c) d_k[t * wide + c] = u[c] * d_k_turned[c * (BACK_KEYS + LANES) + t];
       const int64_t place = (b * p.key_heads + key_head) * tiles + tile;
       std::atomic<int64_t>& mine = turn[place];
       for (int64_t spins = 0; mine.load(std::memory_order_acquire) != item; ++spins)
@@ -304,25 +328,33 @@ struct Backward {
     }
     float factor[PANEL];
     std::fill(factor, factor + PANEL, float(p.scale));
+    for (int64_t n = 0; p.u && n < count; ++n)
+      for (int64_t c = 0; c < p.width; ++c)
+        for (int64_t i = 0; i < set[n].lanes; ++i) set[n].sums[c * set[n].lanes + i] *= u[c];
     for (int64_t n = 0; n < count; ++n)
       scatter_lanes(set[n].sums, set[n].lanes, factor, set[n].count, p.width,
                     p.d_q + (head_row + set[n].first) * p.width, p.width);
-    if (!sum_count()) return;
+    if (!sums_up()) return;
     wait_until_finished(item - 1);
+    for (int64_t c = 0; u && c < p.width; ++c) p.d_u[h * p.width + c] += own_u[c];
     for (int64_t i = 0; i < small; ++i) small_sums[i] += own_sums[i];
     finished[item].store(true, std::memory_order_release);
   }
 
   // w and d_s of some keys, and their part of d_q. `seen` takes what is seen, if it is asked for.
   template <int N, bool RULED>
-  void take_keys(BackPanel& panel, const Piece& piece, Machine& machine, float* d_scores, float* raw,
-                 int32_t* seen) const {
+  void take_keys(BackPanel& panel, const Piece& piece, Machine& machine, const Additive& additive, float* d_scores,
+                 float* raw, int32_t* seen) const {
     const Problem& p = problem;
     const Program& program = machine.program;
     const int64_t count = piece.to - piece.from;
     float* weights = piece.scores;
     const int64_t low = piece.low * LANES;
-    products<N>(panel.queries + low, panel.lanes, p.width, piece.k, piece.k_row, count, weights);
+    if (p.u) {
+      additive_scores<N>(additive, panel.raised.from(0, low), piece.raised, p.width, count, weights);
+    } else {
+      products<N>(panel.queries + low, panel.lanes, p.width, piece.k, piece.k_row, count, weights);
+    }
     products<N>(panel.gradients + low, panel.lanes, p.value_width, piece.v, piece.v_row, count, d_scores);
     const bool sloped = RULED && program.hiding < program.slope, captured = RULED && program.slope < program.end;
     if (sloped || captured) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
@@ -373,6 +405,7 @@ struct Backward {
           store(gradient, choose(g == 0.0f, g, g * load(machine.registers + i)));
         }
       }
+    if (p.u) return;  // a gradient of its own
     if (!seen) return weighted_sums<N>(d_scores, piece.k, piece.k_row, count, p.width, one, panel.sums + low, panel.lanes);
     for (int64_t t = 0; t < count; ++t)
       for (int64_t c = 0; c < p.width; ++c)

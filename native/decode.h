@@ -7,23 +7,6 @@ constexpr int64_t PART_KEYS = 64;  // a tile of them
 // Up to so many queries are taken one by one, with a key's numbers side by side.
 constexpr int64_t THIN = LANES < 8 ? LANES : 8;
 
-// The sum of each vector's lanes, in the lane of its number: rows become columns, added up on the way.
-template <int STEP>
-REGARD_INLINE void add_halves(Vec (&rows)[LANES]) {
-  REGARD_UNROLL for (int i = 0; i < LANES; i += 2 * STEP) {
-    turn_over<STEP>(rows[i], rows[i + STEP]);
-    rows[i] += rows[i + STEP];
-  }
-}
-
-REGARD_INLINE Vec sums_of_lanes(Vec (&rows)[LANES]) {
-  add_halves<1>(rows);
-  add_halves<2>(rows);
-  if constexpr (LANES >= 8) add_halves<LANES >= 8 ? 4 : 1>(rows);
-  if constexpr (LANES >= 16) add_halves<LANES >= 16 ? 8 : 1>(rows);
-  return rows[0];
-}
-
 // scores[t] = q . k[t]; beyond the last key, up to a whole vector, they are -inf.
 static void thin_products(const float* q, int64_t width, const float* keys, int64_t key_row, int64_t count, float* scores) {
   for (int64_t t = 0; t < count; t += LANES) {
@@ -88,7 +71,7 @@ struct Decode {
         answers(p.batch * p.key_heads * parts * rows * (p.value_width + 2)) {}
 
   static bool suits(const Problem& p) {
-    return p.n_q > 0 && p.n_k >= PART_KEYS && p.heads / p.key_heads * p.n_q <= PANEL && !p.dropped;
+    return p.n_q > 0 && p.n_k >= PART_KEYS && p.heads / p.key_heads * p.n_q <= PANEL && !p.dropped && !p.u;
   }
 
   bool is_thin() const { return rows <= THIN && problem.width % LANES == 0 && problem.value_width % LANES == 0; }

@@ -14,6 +14,8 @@ struct Panel {
   int64_t first, count, lanes;  // queries
   Runs runs;             // what is left of them
   float* queries;  // (width, lanes)
+  Raised raised;   // the same, where scores are additive
+  const Additive* additive;
   float* sums;     // (value width, lanes)
   float top[PANEL], total[PANEL];
   Dropout dropout;
@@ -52,10 +54,14 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
   float *scores = piece.scores, *tops = panel.top + low, *totals = panel.total + low;
   Vec top[N], shrink[N], total[N];
   REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(tops + j * LANES);
-  if (!RULED && !piece.partial()) {
+  if (!RULED && !piece.partial() && !problem.u) {
     products<N, true>(queries, panel.lanes, problem.width, piece.k, piece.k_row, count, scores, top);
   } else {
-    products<N>(queries, panel.lanes, problem.width, piece.k, piece.k_row, count, scores);
+    if (problem.u) {
+      additive_scores<N>(*panel.additive, panel.raised.from(0, low), piece.raised, problem.width, count, scores);
+    } else {
+      products<N>(queries, panel.lanes, problem.width, piece.k, piece.k_row, count, scores);
+    }
     change();
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
@@ -106,7 +112,8 @@ struct Forward {
     const int64_t registers = problem.program ? problem.program->registers : 0;
     const int64_t width = problem.width + problem.value_width;
     return size_t(KEYS) * (2 * PANEL + problem.value_width) + registers * ROWS * PANEL +
-           together * PANEL * width + space_of(problem.kind, KEYS, width) + PANEL * width + 64;
+           together * PANEL * width + space_of(problem.kind, KEYS, width) + PANEL * width +
+           Additive::space(problem) + (problem.u ? (KEYS + together * PANEL) * problem.width : 0) + 64;
   }
 
   void block(int64_t item, float* space) const {
@@ -129,6 +136,11 @@ struct Forward {
     space += PANEL * (p.width + p.value_width);
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
+    const double unit = ruled ? 1.0 : LOG2_E_EXACT;
+    const Additive additive = p.u ? Additive(p, h, unit, space) : Additive();
+    space += Additive::space(p);
+    float* raised_k = space;
+    if (p.u) space += KEYS * p.width;
     Panel set[TOGETHER];
     const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
     for (int64_t n = first; n < last; ++n) {
@@ -139,8 +151,11 @@ struct Forward {
       panel.queries = space, space += panel.lanes * p.width;
       panel.sums = space, space += panel.lanes * p.value_width;
       const Floats q = floats_of(p.q, p.kind, b, h, panel.first, panel.count, p.width, rows);
-      gather_lanes(q.at, q.row, panel.count, p.width, float(ruled ? p.scale : p.scale * LOG2_E_EXACT), panel.queries,
-                   panel.lanes);
+      gather_lanes(q.at, q.row, panel.count, p.width, p.u ? 1.0f : float(p.scale * unit), panel.queries, panel.lanes);
+      if (p.u) {
+        panel.raised = raised(panel.queries, panel.lanes, p.width, panel.lanes, space), panel.additive = &additive;
+        space += p.width * panel.lanes;
+      }
       std::fill(panel.sums, panel.sums + panel.lanes * p.value_width, 0.0f);
       std::fill(panel.top, panel.top + PANEL, -INFINITY);
       std::fill(panel.total, panel.total + PANEL, 0.0f);
@@ -151,6 +166,7 @@ struct Forward {
       const int64_t until = std::min(p.n_k, key + KEYS);
       int finite = -1;  // whether V is, in this tile; not known
       Floats k{}, v{};
+      Raised keys{};
       for (int64_t n = 0; n < last - first; ++n) {
         Panel& panel = set[n];
         Piece piece{};
@@ -159,10 +175,12 @@ struct Forward {
           if (finite < 0) {
             k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
             v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
+            if (p.u) keys = raised(k.at, k.row, until - key, p.width, raised_k);
             finite = all_finite(v.at, v.row, until - key, p.value_width);
           }
           piece.k = k.at + (piece.from - key) * k.row, piece.v = v.at + (piece.from - key) * v.row;
           piece.k_row = k.row, piece.v_row = v.row;
+          if (p.u) piece.raised = keys.from(piece.from - key);
           Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + piece.low * LANES};
           with_vectors(std::min(piece.high, panel.lanes / LANES) - piece.low, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;

@@ -36,6 +36,7 @@ namespace {
 #include "panel.h"
 #include REGARD_MACHINE
 #include "halves.h"
+#include "additive.h"
 #include "piece.h"
 #include "dropout.h"
 #include "forward.h"

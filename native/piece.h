@@ -19,6 +19,7 @@ struct Piece {
   int64_t low, high;  // vectors
   const float *k, *v;
   int64_t k_row, v_row;
+  Raised raised;  // the keys, where scores are additive
   float* scores;
 
   bool partial() const { return hide_from < hide_to; }

@@ -50,9 +50,12 @@ struct Problem {
   float* d_q;
   float* d_k;
   float* d_v;
+  // additive scores: u, (heads, width), and its gradient; null where scores are products
+  const float* u;
+  double* d_u;
 };
 
-static_assert(sizeof(Problem) == 8 * 41, "every field has eight bytes, so that a caller can pack it");
+static_assert(sizeof(Problem) == 8 * 43, "every field has eight bytes, so that a caller can pack it");
 
 // One build of the kernels for one instruction set.
 struct Kernels {

@@ -174,3 +174,20 @@ REGARD_INLINE void transpose(Vec (&rows)[LANES]) {
   if constexpr (LANES >= 8) swap_halves<LANES >= 8 ? 4 : 1>(rows);
   if constexpr (LANES >= 16) swap_halves<LANES >= 16 ? 8 : 1>(rows);
 }
+
+// The sum of each vector's lanes, in the lane of its number: rows become columns, added up on the way.
+template <int STEP>
+REGARD_INLINE void add_halves(Vec (&rows)[LANES]) {
+  REGARD_UNROLL for (int i = 0; i < LANES; i += 2 * STEP) {
+    turn_over<STEP>(rows[i], rows[i + STEP]);
+    rows[i] += rows[i + STEP];
+  }
+}
+
+REGARD_INLINE Vec sums_of_lanes(Vec (&rows)[LANES]) {
+  add_halves<1>(rows);
+  add_halves<2>(rows);
+  if constexpr (LANES >= 8) add_halves<LANES >= 8 ? 4 : 1>(rows);
+  if constexpr (LANES >= 16) add_halves<LANES >= 16 ? 8 : 1>(rows);
+  return rows[0];
+}

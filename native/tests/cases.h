@@ -186,9 +186,26 @@ inline Case learned() {
   return asked;
 }
 
+// Additive scores, once with numbers whose e^2x are floats, once with larger ones.
+inline Case additive(float numbers) {
+  Case asked = documents();
+  asked.name = numbers > 1.0f ? "additive with large numbers" : "additive";
+  asked.additive = numbers;
+  return asked;
+}
+
+// A rule and dropout on top of additive scores, everybody being seen.
+inline Case additive_capped() {
+  Case asked = softcap();
+  asked.name = "additive, capped";
+  asked.additive = 0.5f;
+  asked.dropout = 0.2;
+  return asked;
+}
+
 inline std::vector<Case> cases() {
   return {nothing_special(), causal(),      dropout(), window(), documents(), alibi(),
-          softcap(),         louder_keys(), tables(),  learned()};
+          softcap(),         louder_keys(), tables(),  learned(), additive(0.5f), additive(20.0f), additive_capped()};
 }
 
 }  // namespace check

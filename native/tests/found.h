@@ -59,6 +59,7 @@ class Runs {
 // One build's answer to a question.
 struct Found {
   std::vector<float> output, lse, d_q, d_k, d_v, d_bias, d_factors;
+  std::vector<double> d_u;
   bool finished = true;
 
   Found(const Question& question, const regard::Kernels& build, int64_t threads, bool (*pause)() = nullptr) {
@@ -67,7 +68,7 @@ struct Found {
     output.assign(queries * s.value_width, NAN), lse.assign(queries, NAN);
     // all of these are written, whatever they hold before
     d_q.assign(queries * s.width, NAN), d_k.assign(keys * s.width, NAN), d_v.assign(keys * s.value_width, NAN);
-    d_bias.assign(s.n_q * s.n_k, 0), d_factors.assign(s.n_k, 0);
+    d_bias.assign(s.n_q * s.n_k, 0), d_factors.assign(s.n_k, 0), d_u.assign(s.heads * s.width, 0);
     std::unique_ptr<Code> code;
     std::unique_ptr<Runs> runs;
     regard::Problem p{};
@@ -86,6 +87,7 @@ struct Found {
       p.program = &code->program();
     }
     p.seed = Question::SEED, p.dropped = question.dropped(), p.kept_factor = question.kept_factor();
+    if (question.asked.additive != 0.0f) p.u = question.u.data(), p.d_u = d_u.data();
     p.output = output.data(), p.lse = lse.data();
     finished = build.forward(p, pause);
     if (!finished) return;
@@ -97,7 +99,7 @@ struct Found {
 
   bool operator==(const Found& other) const {
     return output == other.output && lse == other.lse && d_q == other.d_q && d_k == other.d_k && d_v == other.d_v &&
-           d_bias == other.d_bias && d_factors == other.d_factors;
+           d_bias == other.d_bias && d_factors == other.d_factors && d_u == other.d_u;
   }
 };
 

@@ -19,7 +19,8 @@ bool regard::parallel(int64_t count, int64_t, size_t floats, void (*work)(void*,
 
 namespace {
 
-void compare(const char* what, const std::vector<float>& found, const std::vector<double>& expected,
+template <class Number>
+void compare(const char* what, const std::vector<Number>& found, const std::vector<double>& expected,
              const check::Question& question, const regard::Kernels& build) {
   for (size_t n = 0; n < expected.size(); ++n)
     // sums of some hundred terms of size about 1
@@ -38,6 +39,7 @@ void ask(const check::Sizes& sizes, const check::Case& asked, bool rows_first) {
     compare("d_q", found.d_q, expected.d_q, question, *build);
     compare("d_k", found.d_k, expected.d_k, question, *build);
     compare("d_v", found.d_v, expected.d_v, question, *build);
+    if (asked.additive != 0.0f) compare("d_u", found.d_u, expected.d_u, question, *build);
     if (!asked.learns) continue;
     compare("d_bias", found.d_bias, expected.d_bias, question, *build);
     compare("d_factors", found.d_factors, expected.d_factors, question, *build);

@@ -59,6 +59,7 @@ struct Case {
   double dropout = 0.0;
   bool wild = false;    // whether values that nobody sees are not finite
   bool learns = false;  // whether the gradients of a bias and of factors a key are added up
+  float additive = 0.0f;  // other than 0, scores are additive, of numbers so many times as large
 };
 
 inline float bias_at(int64_t i, int64_t j) { return std::sin(0.7f * float(i) + 0.3f * float(j)); }
@@ -77,7 +78,7 @@ inline uint32_t dropout_word(uint64_t seed, const Pair& at) {
 }
 
 struct Answer {
-  std::vector<double> output, lse, d_q, d_k, d_v, d_bias, d_factors;
+  std::vector<double> output, lse, d_q, d_k, d_v, d_bias, d_factors, d_u;
 };
 
 class Question {
@@ -87,17 +88,20 @@ class Question {
   Question(const Sizes& sizes, const Case& asked, bool rows_first = false, Dice dice = {})
       : sizes(sizes),
         asked(asked),
-        scale(2.0 / std::sqrt(double(sizes.width))),
+        scale(asked.additive != 0.0f ? 1.0 : 2.0 / std::sqrt(double(sizes.width))),
         q(sizes.batch, sizes.heads, sizes.n_q, sizes.width, rows_first, dice),
         k(sizes.batch, sizes.key_heads, sizes.n_k, sizes.width, rows_first, dice),
         v(sizes.batch, sizes.key_heads, sizes.n_k, sizes.value_width, !rows_first, dice),
         d_output(sizes.batch, sizes.heads, sizes.n_q, sizes.value_width, rows_first, dice),
         bias(sizes.n_q * sizes.n_k),
-        seen(sizes.n_q * sizes.n_k) {
+        seen(sizes.n_q * sizes.n_k),
+        u(sizes.heads * sizes.width) {
     for (int64_t i = 0; i < sizes.n_q; ++i)
       for (int64_t j = 0; j < sizes.n_k; ++j)
         bias[i * sizes.n_k + j] = bias_at(i, j), seen[i * sizes.n_k + j] = seen_at(i, j);
     if (asked.wild) make_wild();
+    for (size_t c = 0; c < u.size(); ++c) u[c] = 2.0f / std::sqrt(float(sizes.width)) * std::cos(float(c));
+    if (asked.additive != 0.0f) stretch(q, sizes.heads, sizes.n_q), stretch(k, sizes.key_heads, sizes.n_k);
   }
 
   bool sees(const Pair& at) const { return !asked.sees || asked.sees(sizes, at); }
@@ -113,7 +117,7 @@ class Question {
     a.d_q.resize(s.batch * s.heads * s.n_q * s.width);
     a.d_k.resize(s.batch * s.key_heads * s.n_k * s.width);
     a.d_v.resize(s.batch * s.key_heads * s.n_k * s.value_width);
-    a.d_bias.resize(s.n_q * s.n_k), a.d_factors.resize(s.n_k);
+    a.d_bias.resize(s.n_q * s.n_k), a.d_factors.resize(s.n_k), a.d_u.resize(s.heads * s.width);
     for (int64_t b = 0; b < s.batch; ++b)
       for (int64_t h = 0; h < s.heads; ++h)
         for (int64_t i = 0; i < s.n_q; ++i) add_query(a, b, h, i);
@@ -126,6 +130,7 @@ class Question {
   Tensor q, k, v, d_output;
   std::vector<float> bias;    // tables of (queries, keys) for programs to look up
   std::vector<uint8_t> seen;
+  std::vector<float> u;  // of additive scores
 
  private:
   int64_t sharing() const { return sizes.heads / sizes.key_heads; }
@@ -150,6 +155,28 @@ class Question {
           if (seen_by_nobody(b, h, j)) v.row(b, h, j)[j % sizes.value_width] = j % 2 ? NAN : INFINITY;
   }
 
+  void stretch(Tensor& x, int64_t heads, int64_t rows) const {
+    for (int64_t b = 0; b < sizes.batch; ++b)
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t c = 0; c < sizes.width; ++c) x.row(b, h, i)[c] *= asked.additive;
+  }
+
+  // A score, and what each channel has to do with it: the derivatives by the query's, the key's and u's number.
+  struct Channel {
+    double query, key, u;
+  };
+  double score(const Pair& at, std::vector<Channel>& channels) const {
+    const float *x = q.row(at.b, at.h, at.i), *y = k.row(at.b, at.h / sharing(), at.j), *w = &u[at.h * sizes.width];
+    double sum = 0.0;
+    for (int64_t c = 0; c < sizes.width; ++c) {
+      const double h = std::tanh(double(x[c]) + y[c]), slope = w[c] * (1.0 - h * h);
+      sum += asked.additive != 0.0f ? w[c] * h : double(x[c]) * y[c];
+      channels[c] = asked.additive != 0.0f ? Channel{slope, slope, h} : Channel{y[c], x[c], 0.0};
+    }
+    return scale * sum;
+  }
+
   static double product(const float* x, const float* y, int64_t width) {
     double sum = 0.0;
     for (int64_t c = 0; c < width; ++c) sum += double(x[c]) * y[c];
@@ -160,9 +187,10 @@ class Question {
     const Sizes& s = sizes;
     const int64_t group = h / sharing(), row = (b * s.heads + h) * s.n_q + i;
     std::vector<double> weights(s.n_k), slopes(s.n_k, 1.0);
+    std::vector<Channel> channels(s.width);
     double top = -INFINITY, total = 0.0;
     for (int64_t j = 0; j < s.n_k; ++j) {
-      const double score = scale * product(q.row(b, h, i), k.row(b, group, j), s.width);
+      const double score = this->score({b, h, i, j}, channels);
       weights[j] = !sees({b, h, i, j}) ? -INFINITY : asked.rule ? asked.rule(score, s, {b, h, i, j}) : score;
       if (asked.slope) slopes[j] = asked.slope(score, s, {b, h, i, j});
       top = std::max(top, weights[j]);
@@ -186,10 +214,11 @@ class Question {
     for (int64_t j = 0; j < s.n_k; ++j) {
       const double arriving = weights[j] * (d_weights[j] - level), d_score = arriving * slopes[j] * scale;
       a.d_bias[i * s.n_k + j] += arriving;
-      a.d_factors[j] += arriving * scale * product(q.row(b, h, i), k.row(b, group, j), s.width);
+      a.d_factors[j] += arriving * score({b, h, i, j}, channels);
       for (int64_t c = 0; c < s.width; ++c) {
-        a.d_q[row * s.width + c] += d_score * k.row(b, group, j)[c];
-        a.d_k[((b * s.key_heads + group) * s.n_k + j) * s.width + c] += d_score * q.row(b, h, i)[c];
+        a.d_q[row * s.width + c] += d_score * channels[c].query;
+        a.d_k[((b * s.key_heads + group) * s.n_k + j) * s.width + c] += d_score * channels[c].key;
+        a.d_u[h * s.width + c] += d_score * channels[c].u;
       }
     }
   }

@@ -70,8 +70,8 @@ class Native:
             found.append(f"the tensors are on {spec.device}, and it runs on the CPU")
         if spec.precision != torch.float32:
             found.append(f"the scores are computed in {spec.precision}, and it knows float32".replace("torch.", ""))
-        if spec.score != "dot":
-            found.append(f"the score is {spec.score}, and it knows products")
+        if spec.score not in ("dot", "additive"):
+            found.append(f"the score is {spec.score}, and it knows products and additive scores")
         if not isinstance(spec.normaliser, Softmax):
             found.append(f"the weighing is {spec.normaliser.name}, and it knows softmax")
         refusal = _refusal(spec.mask, spec.rule)
@@ -105,7 +105,7 @@ class Native:
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
         every = inputs.every()
         wanted = [n for n, needed in enumerate(needs) if needed]
-        captured = [n for n in wanted if n >= 3]
+        captured = [n for n in wanted if 3 <= n < 3 + len(inputs.tensors)]
         glance = _adds_a_large_tensor(spec, inputs) and _scores_are_finite(spec, inputs)
         try:
             ready = self._ready(spec, inputs, tiles, glance, tuple(n - 3 for n in captured))
@@ -120,8 +120,12 @@ class Native:
         problem.output, problem.lse, problem.d_lse = (x.data_ptr() for x in given)
         problem.d_output = Rows.of(d_output)
         problem.d_q, problem.d_k, problem.d_v = (sums[n].data_ptr() for n in range(3))
+        if spec.score == "additive":
+            d_u = torch.zeros((spec.heads, spec.width), dtype=torch.float64)
+            problem.d_u = d_u.data_ptr()
+            sums[len(every) - 1] = d_u
         self._run("backward", problem, (kept, given, d_output))
-        return [sums[n].to(every[n].dtype) for n in wanted]
+        return [sums[n].sum_to_size(every[n].shape).to(every[n].dtype) for n in wanted]
 
     def _ready(
         self, spec: Spec, inputs: Inputs, tiles: Tiles, glance: bool, captured: tuple[int, ...] = ()
@@ -189,7 +193,9 @@ def _adds_a_large_tensor(spec: Spec, inputs: Inputs) -> bool:
 
 
 def _scores_are_finite(spec: Spec, inputs: Inputs) -> bool:
-    """No product is larger than that of the norms."""
+    """No product is larger than that of the norms, and no tanh larger than 1."""
+    if spec.score == "additive":
+        return bool(inputs.parameters[0].isfinite().all())
     norms = (torch.linalg.vector_norm(x.detach()) for x in (inputs.q, inputs.k))
     return math.prod(float(x) for x in norms) * abs(spec.scale) < 1e38
 
@@ -228,7 +234,7 @@ class Problem(ctypes.Structure):
         ("kept_factor", ctypes.c_double),
         *((name, ctypes.c_int64) for name in ("output", "lse")),
         ("d_output", Rows),
-        *((name, ctypes.c_int64) for name in ("d_lse", "d_q", "d_k", "d_v")),
+        *((name, ctypes.c_int64) for name in ("d_lse", "d_q", "d_k", "d_v", "u", "d_u")),
     )
 
 
@@ -246,7 +252,11 @@ def _problem(
     rows = (Rows.of(x) for x in tensors)
     numbers = (torch.get_num_threads(), spec.scale, KINDS.index(kind))
     problem = Problem(*shape, *numbers, *rows, *runs, program, seed, dropped, factor)
-    return problem, (tensors, kept, ready)
+    u = None
+    if spec.score == "additive":
+        u = inputs.parameters[0].detach().float().expand(spec.heads, spec.width).contiguous()
+        problem.u = u.data_ptr()
+    return problem, (tensors, kept, ready, u)
 
 
 def _kind(spec: Spec, inputs: Inputs) -> torch.dtype:
