@@ -18,7 +18,7 @@ struct Raised {
   }
 };
 
-static Raised raised(const float* from, int64_t from_row, int64_t rows, int64_t width, float* to) {
+static Raised raise(const float* from, int64_t from_row, int64_t rows, int64_t width, float* to) {
   IntVec most{};  // the bits of a larger number are larger, and those of a NaN the largest
   const auto step = [&](Vec x) __attribute__((always_inline)) {
     const IntVec size = bits(x) & 0x7fffffff;
@@ -47,9 +47,11 @@ struct Additive {
   const float* u = nullptr;  // null: scores are products
   float total;               // of u
   float* twice;              // -2 u
+  float* keys;               // space for e^2b of a tile
 
   Additive() = default;
-  Additive(const Problem& p, int64_t head, double unit, float* space) : u(space), twice(space + p.width) {
+  Additive(const Problem& p, int64_t head, double unit, float* space)
+      : u(space), twice(space + p.width), keys(space + 2 * p.width) {
     double sum = 0.0;
     for (int64_t c = 0; c < p.width; ++c) {
       const double here = unit * p.u[head * p.width + c];
@@ -59,7 +61,7 @@ struct Additive {
     total = float(sum);
   }
 
-  static int64_t space(const Problem& p) { return p.u ? 2 * p.width : 0; }
+  static int64_t space(const Problem& p) { return p.u ? (2 + KEYS) * p.width : 0; }
 };
 
 // Calls what(quick), a condition known to the compiler.

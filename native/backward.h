@@ -19,8 +19,7 @@ struct BackPanel {
   int64_t first, count, lanes;  // queries
   Runs runs;                    // what is left of them
   bool finite;                  // q and d_output
-  float* queries;         // (width, lanes), in units of log 2
-  Raised raised;          // the same as they are, where scores are additive
+  Queries queries;
   float* gradients;       // (value width, lanes)
   float* sums;            // (width, lanes): d_q
   const float* query_rows;     // (count, width in whole vectors)
@@ -178,7 +177,7 @@ struct Backward {
     const int64_t wide = space_of(problem.kind, together * PANEL + BACK_KEYS, problem.width + problem.value_width + 32);
     return wide + problem.value_width + size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 3 * BACK_KEYS * PANEL +
            BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + 2 * small +
-           (problem.u ? (2 * BACK_KEYS + LANES + together * PANEL + 2) * problem.width : 0) + Additive::space(problem) + 640;
+           (problem.u ? (BACK_KEYS + LANES + together * PANEL + 2) * problem.width : 0) + Additive::space(problem) + 640;
   }
 
   void block(int64_t item, float* space) const {
@@ -209,7 +208,7 @@ struct Backward {
     float* u_space = take(Additive::space(p));
     const float* u = p.u ? p.u + h * p.width : nullptr;
     const Additive additive = p.u ? Additive(p, h, unit, u_space) : Additive();
-    float* raised_k = take(p.u ? BACK_KEYS * p.width : 0);
+    float* raised_k = additive.keys;
     float* d_k_turned = take(p.u ? (BACK_KEYS + LANES) * p.width : 0);
     double* own_u = reinterpret_cast<double*>(take(p.u ? 2 * p.width : 0));
     if (p.u) std::fill(own_u, own_u + p.width, 0.0);
@@ -233,7 +232,6 @@ struct Backward {
       panel.count = std::min<int64_t>(PANEL, p.n_q - panel.first);
       panel.lanes = in_lanes(panel.count);
       panel.runs = runs_of(p, b, h, first_panel(item) + n, everything);
-      panel.queries = take(panel.lanes * p.width);
       panel.gradients = take(panel.lanes * p.value_width);
       panel.sums = take(panel.lanes * p.width);
       const Floats q = floats_of(p.q, p.kind, b, h, panel.first, panel.count, p.width,
@@ -241,8 +239,7 @@ struct Backward {
       const Floats g = floats_of(p.d_output, p.kind, b, h, panel.first, panel.count, p.value_width,
                                  take(space_of(p.kind, panel.count, p.value_width)));
       panel.finite = all_finite(q.at, q.row, panel.count, p.width) && all_finite(g.at, g.row, panel.count, p.value_width);
-      gather_lanes(q.at, q.row, panel.count, p.width, p.u ? 1.0f : float(p.scale * unit), panel.queries, panel.lanes);
-      if (p.u) panel.raised = raised(panel.queries, panel.lanes, p.width, panel.lanes, take(p.width * panel.lanes));
+      panel.queries = Queries::of(p, q, panel.count, panel.lanes, unit, additive, take(Queries::space(p, panel.lanes)));
       gather_lanes(g.at, g.row, panel.count, p.value_width, 1.0f, panel.gradients, panel.lanes);
       panel.query_rows = rows_of(q.at, q.row, panel.count, p.width, take(panel.count * wide));
       panel.gradient_rows = rows_of(g.at, g.row, panel.count, p.value_width, take(panel.count * value_wide));
@@ -276,7 +273,7 @@ struct Backward {
           if (finite < 0) {
             k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
             v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
-            if (p.u) keys = raised(k.at, k.row, until - key, p.width, raised_k);
+            if (p.u) keys = raise(k.at, k.row, until - key, p.width, raised_k);
             // 0 times inf is NaN: where something is not finite, only what is seen is added up
             finite = all_finite(k.at, k.row, until - key, p.width) && all_finite(v.at, v.row, until - key, p.value_width);
           }
@@ -290,13 +287,13 @@ struct Backward {
           machine.queries = std::min(high, panel.count) - low;
           with_vectors((high - low) / LANES, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
-            ruled ? take_keys<N, true>(panel, piece, machine, additive, d_scores, raw, only)
-                  : take_keys<N, false>(panel, piece, machine, additive, d_scores, raw, only);
+            ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw, only)
+                  : take_keys<N, false>(panel, piece, machine, d_scores, raw, only);
             if (p.u) {
               const int64_t rows = piece.to - piece.from, first = piece.from - key;
               for (int64_t t = 0; t < rows; ++t)  // copies of the last query do not count
                 std::fill(d_scores + t * N * LANES + machine.queries, d_scores + (t + 1) * N * LANES, 0.0f);
-              additive_gradients<N>(panel.raised.from(0, low), piece.raised, p.width, rows, d_scores, panel.sums + low,
+              additive_gradients<N>(panel.queries.raised.from(0, low), piece.raised, p.width, rows, d_scores, panel.sums + low,
                                     panel.lanes, d_k_turned + first, BACK_KEYS + LANES, own_u);
             }
           });
@@ -343,18 +340,14 @@ struct Backward {
 
   // w and d_s of some keys, and their part of d_q. `seen` takes what is seen, if it is asked for.
   template <int N, bool RULED>
-  void take_keys(BackPanel& panel, const Piece& piece, Machine& machine, const Additive& additive, float* d_scores,
-                 float* raw, int32_t* seen) const {
+  void take_keys(BackPanel& panel, const Piece& piece, Machine& machine, float* d_scores, float* raw,
+                 int32_t* seen) const {
     const Problem& p = problem;
     const Program& program = machine.program;
     const int64_t count = piece.to - piece.from;
     float* weights = piece.scores;
     const int64_t low = piece.low * LANES;
-    if (p.u) {
-      additive_scores<N>(additive, panel.raised.from(0, low), piece.raised, p.width, count, weights);
-    } else {
-      products<N>(panel.queries + low, panel.lanes, p.width, piece.k, piece.k_row, count, weights);
-    }
+    score_keys<N>(p, panel.queries, piece, weights);
     products<N>(panel.gradients + low, panel.lanes, p.value_width, piece.v, piece.v_row, count, d_scores);
     const bool sloped = RULED && program.hiding < program.slope, captured = RULED && program.slope < program.end;
     if (sloped || captured) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);

@@ -12,6 +12,7 @@
 namespace {
 
 using regard::Kernels;
+using regard::Part;
 using regard::Problem;
 
 const Kernels* const* builds() {
@@ -27,25 +28,39 @@ bool interrupted() {
   return stop;
 }
 
-PyObject* call(PyObject* const* args, Py_ssize_t count, bool (*Kernels::*kernel)(const Problem&, bool (*)())) {
-  if (count != 2) {
-    PyErr_SetString(PyExc_TypeError, "a build's number and a packed problem");
+// What is packed in bytes; false where they are not as many as they must be, with an error set.
+template <class What>
+bool unpack(PyObject* packed, What& into) {
+  char* bytes = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(packed, &bytes, &size) < 0) return false;
+  if (size != Py_ssize_t(sizeof(What))) {
+    PyErr_Format(PyExc_ValueError, "%zd bytes where %zu are due", size, sizeof(What));
+    return false;
+  }
+  std::memcpy(&into, bytes, sizeof(What));
+  return true;
+}
+
+// Runs a kernel of a build, without the interpreter.
+template <class Run>
+PyObject* call(PyObject* const* args, Py_ssize_t count, Py_ssize_t due, const Run& run) {
+  if (count != due) {
+    PyErr_Format(PyExc_TypeError, "%zd arguments where %zd are due: a build's number, then what is packed", count, due);
     return nullptr;
   }
   const long build = PyLong_AsLong(args[0]);
-  char* bytes = nullptr;
-  Py_ssize_t size = 0;
-  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &bytes, &size) < 0) return nullptr;
-  if (build < 0 || build > 2 || !builds()[build] || size != Py_ssize_t(sizeof(Problem))) {
-    PyErr_Format(PyExc_ValueError, "build %ld with a problem of %zd bytes; one has %zu", build, size, sizeof(Problem));
+  if (PyErr_Occurred()) return nullptr;
+  if (build < 0 || build > 2 || !builds()[build]) {
+    PyErr_Format(PyExc_ValueError, "there is no build %ld", build);
     return nullptr;
   }
   Problem problem;
-  std::memcpy(&problem, bytes, sizeof(Problem));
+  if (!unpack(args[1], problem)) return nullptr;
   bool done = false, starved = false;
   Py_BEGIN_ALLOW_THREADS;
   try {
-    done = (builds()[build]->*kernel)(problem, interrupted);
+    done = run(*builds()[build], problem);
   } catch (const std::bad_alloc&) {
     starved = true;
   }
@@ -58,9 +73,19 @@ PyObject* call(PyObject* const* args, Py_ssize_t count, bool (*Kernels::*kernel)
   Py_RETURN_NONE;
 }
 
-PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) { return call(args, count, &Kernels::forward); }
+PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return call(args, count, 2, [](const Kernels& build, const Problem& p) { return build.forward(p, interrupted); });
+}
 
-PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) { return call(args, count, &Kernels::backward); }
+PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return call(args, count, 2, [](const Kernels& build, const Problem& p) { return build.backward(p, interrupted); });
+}
+
+PyObject* weights(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Part part;
+  if (count == 3 && !unpack(args[2], part)) return nullptr;
+  return call(args, count, 3, [&](const Kernels& build, const Problem& p) { return build.weights(p, part, interrupted); });
+}
 
 PyObject* list_builds(PyObject*, PyObject*) {
   PyObject* result = PyList_New(0);
@@ -85,6 +110,7 @@ PyCFunction as_method(Function* function) {
 PyMethodDef methods[] = {
     {"forward", as_method(forward), METH_FASTCALL, "forward(build, problem): fills the output and the lse."},
     {"backward", as_method(backward), METH_FASTCALL, "backward(build, problem): adds up the gradients."},
+    {"weights", as_method(weights), METH_FASTCALL, "weights(build, problem, part): fills a part of the matrix."},
     {"builds", list_builds, METH_NOARGS, "(number, name, queries a panel, queries a vector, keys a chunk), the best first."},
     {"has_threads", has_threads, METH_NOARGS, "Whether an OpenMP runtime is there to share work with."},
     {nullptr, nullptr, 0, nullptr},

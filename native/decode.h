@@ -156,12 +156,13 @@ struct Decode {
     float* wide_v = take(space_of(p.kind, PART_KEYS, p.value_width));
     Panel panel{};
     panel.count = rows, panel.lanes = (rows + LANES - 1) / LANES * LANES;
-    panel.queries = take(panel.lanes * p.width), panel.sums = take(panel.lanes * p.value_width);
+    panel.queries = {take(panel.lanes * p.width), panel.lanes, Raised{}, nullptr};
+    panel.sums = take(panel.lanes * p.value_width);
     float* scores = take(PART_KEYS * PANEL);
     float* tame = take(KEYS * p.value_width + PART_KEYS * PANEL);
     float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
     float* turned = take(ROWS * PANEL);
-    gather_lanes(queries, p.width, rows, p.width, 1.0f, panel.queries, panel.lanes);
+    gather_lanes(queries, p.width, rows, p.width, 1.0f, panel.queries.at, panel.lanes);
     std::fill(panel.sums, panel.sums + panel.lanes * p.value_width, 0.0f);
     std::fill(panel.top, panel.top + PANEL, -INFINITY);
     std::fill(panel.total, panel.total + PANEL, 0.0f);

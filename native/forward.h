@@ -7,16 +7,13 @@
 
 constexpr double LOG2_E_EXACT = 1.4426950408889634;
 constexpr float LOG2_E = float(LOG2_E_EXACT);
-constexpr int64_t KEYS = 128;    // a tile: K, V and the scores of a panel stay in the nearest caches
 constexpr int64_t TOGETHER = 8;  // panels that read a tile of keys one after another
 
 struct Panel {
   int64_t first, count, lanes;  // queries
   Runs runs;             // what is left of them
-  float* queries;  // (width, lanes)
-  Raised raised;   // the same, where scores are additive
-  const Additive* additive;
-  float* sums;     // (value width, lanes)
+  Queries queries;
+  float* sums;  // (value width, lanes)
   float top[PANEL], total[PANEL];
   Dropout dropout;
 };
@@ -50,18 +47,13 @@ template <int N, bool RULED, class Change>
 static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, const Change& change, float* tame) {
   const int64_t count = piece.to - piece.from;
   const int64_t low = piece.low * LANES;
-  const float* queries = panel.queries + low;
   float *scores = piece.scores, *tops = panel.top + low, *totals = panel.total + low;
   Vec top[N], shrink[N], total[N];
   REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(tops + j * LANES);
-  if (!RULED && !piece.partial() && !problem.u) {
-    products<N, true>(queries, panel.lanes, problem.width, piece.k, piece.k_row, count, scores, top);
+  if (!RULED && !piece.partial()) {
+    score_keys<N, true>(problem, panel.queries, piece, scores, top);
   } else {
-    if (problem.u) {
-      additive_scores<N>(*panel.additive, panel.raised.from(0, low), piece.raised, problem.width, count, scores);
-    } else {
-      products<N>(queries, panel.lanes, problem.width, piece.k, piece.k_row, count, scores);
-    }
+    score_keys<N>(problem, panel.queries, piece, scores);
     change();
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
@@ -112,8 +104,8 @@ struct Forward {
     const int64_t registers = problem.program ? problem.program->registers : 0;
     const int64_t width = problem.width + problem.value_width;
     return size_t(KEYS) * (2 * PANEL + problem.value_width) + registers * ROWS * PANEL +
-           together * PANEL * width + space_of(problem.kind, KEYS, width) + PANEL * width +
-           Additive::space(problem) + (problem.u ? (KEYS + together * PANEL) * problem.width : 0) + 64;
+           together * (Queries::space(problem, PANEL) + PANEL * problem.value_width) +
+           space_of(problem.kind, KEYS, width) + PANEL * width + Additive::space(problem) + 64;
   }
 
   void block(int64_t item, float* space) const {
@@ -139,8 +131,7 @@ struct Forward {
     const double unit = ruled ? 1.0 : LOG2_E_EXACT;
     const Additive additive = p.u ? Additive(p, h, unit, space) : Additive();
     space += Additive::space(p);
-    float* raised_k = space;
-    if (p.u) space += KEYS * p.width;
+    float* raised_k = additive.keys;
     Panel set[TOGETHER];
     const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
     for (int64_t n = first; n < last; ++n) {
@@ -148,14 +139,10 @@ struct Forward {
       panel.first = n * PANEL;
       panel.count = std::min<int64_t>(PANEL, p.n_q - panel.first);
       panel.lanes = (panel.count + LANES - 1) / LANES * LANES;
-      panel.queries = space, space += panel.lanes * p.width;
-      panel.sums = space, space += panel.lanes * p.value_width;
       const Floats q = floats_of(p.q, p.kind, b, h, panel.first, panel.count, p.width, rows);
-      gather_lanes(q.at, q.row, panel.count, p.width, p.u ? 1.0f : float(p.scale * unit), panel.queries, panel.lanes);
-      if (p.u) {
-        panel.raised = raised(panel.queries, panel.lanes, p.width, panel.lanes, space), panel.additive = &additive;
-        space += p.width * panel.lanes;
-      }
+      panel.queries = Queries::of(p, q, panel.count, panel.lanes, unit, additive, space);
+      space += Queries::space(p, panel.lanes);
+      panel.sums = space, space += panel.lanes * p.value_width;
       std::fill(panel.sums, panel.sums + panel.lanes * p.value_width, 0.0f);
       std::fill(panel.top, panel.top + PANEL, -INFINITY);
       std::fill(panel.total, panel.total + PANEL, 0.0f);
@@ -175,7 +162,7 @@ struct Forward {
           if (finite < 0) {
             k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
             v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
-            if (p.u) keys = raised(k.at, k.row, until - key, p.width, raised_k);
+            if (p.u) keys = raise(k.at, k.row, until - key, p.width, raised_k);
             finite = all_finite(v.at, v.row, until - key, p.value_width);
           }
           piece.k = k.at + (piece.from - key) * k.row, piece.v = v.at + (piece.from - key) * v.row;

@@ -42,6 +42,7 @@ namespace {
 #include "forward.h"
 #include "decode.h"
 #include "backward.h"
+#include "weights.h"
 
 static bool forward(const Problem& problem, bool (*pause)()) {
   return Decode::suits(problem) ? decode(problem, pause) : forward_in_panels(problem, pause);
@@ -49,7 +50,7 @@ static bool forward(const Problem& problem, bool (*pause)()) {
 
 }  // namespace
 
-const Kernels kernels{REGARD_NAME, PANEL, LANES, CHUNK, forward, backward};
+const Kernels kernels{REGARD_NAME, PANEL, LANES, CHUNK, forward, backward, weights};
 
 }  // namespace REGARD_BUILD
 }  // namespace regard

@@ -4,6 +4,7 @@
 constexpr int VECTORS = 3;
 constexpr int PANEL = VECTORS * LANES;
 constexpr int CHUNK = 16;
+constexpr int64_t KEYS = 128;  // a tile at most: K, V and the scores of a panel stay in the nearest caches
 
 // How many rows a block of the product has beside N vectors of lanes: as many as the registers hold.
 constexpr int rows_beside(int vectors) { return LANES == 16 ? 8 : vectors == 3 ? 4 : vectors == 2 ? 6 : 8; }

@@ -46,6 +46,34 @@ struct Piece {
   }
 };
 
+// The queries of a panel, (width, lanes): ready for products, or as they are, and their e^2x, for additive scores.
+struct Queries {
+  float* at;
+  int64_t lanes;
+  Raised raised;
+  const Additive* additive;
+
+  static int64_t space(const Problem& p, int64_t lanes) { return (p.u ? 2 : 1) * p.width * lanes; }
+
+  static Queries of(const Problem& p, const Floats& rows, int64_t count, int64_t lanes, double unit,
+                    const Additive& additive, float* space) {
+    gather_lanes(rows.at, rows.row, count, p.width, p.u ? 1.0f : float(p.scale * unit), space, lanes);
+    float* beside = space + p.width * lanes;
+    return {space, lanes, p.u ? raise(space, lanes, p.width, lanes, beside) : Raised{}, &additive};
+  }
+};
+
+// The scores of a piece, before its rule; `top` grows to their maxima.
+template <int N, bool TOPS = false>
+static void score_keys(const Problem& p, const Queries& queries, const Piece& piece, float* scores, Vec* top = nullptr) {
+  const int64_t count = piece.to - piece.from, low = piece.low * LANES;
+  if (!p.u)
+    return products<N, TOPS>(queries.at + low, queries.lanes, p.width, piece.k, piece.k_row, count, scores, top);
+  additive_scores<N>(*queries.additive, queries.raised.from(0, low), piece.raised, p.width, count, scores);
+  for (int64_t t = 0; TOPS && t < count; ++t)
+    REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = larger(load(scores + (t * N + j) * LANES), top[j]);
+}
+
 // Changes the scores of a piece by the rule, and hides.
 template <int N>
 static void apply_program(const Piece& piece, Machine& machine) {

@@ -57,6 +57,22 @@ struct Problem {
 
 static_assert(sizeof(Problem) == 8 * 43, "every field has eight bytes, so that a caller can pack it");
 
+// A part of the matrix of weights: some queries and keys of some batch elements and heads, each from `first` to below
+// `last`. The first query begins a panel.
+struct Part {
+  struct Range {
+    int64_t first, last;
+    int64_t size() const { return last - first; }
+  };
+  Range b, h, i, j;
+  int64_t hides;  // whether some pair in it is hidden
+  // contiguous: (b, h, i, j), changed by the rule and -inf where hidden; (b, h, i, j); and (b, h, i), the sum of
+  // -w log w over these keys
+  float *scores, *weights, *entropy;
+};
+
+static_assert(sizeof(Part) == 8 * 12, "every field has eight bytes");
+
 // One build of the kernels for one instruction set.
 struct Kernels {
   const char* name;
@@ -65,6 +81,7 @@ struct Kernels {
   int64_t chunk;  // keys by which a mask is cut
   bool (*forward)(const Problem&, bool (*pause)());
   bool (*backward)(const Problem&, bool (*pause)());
+  bool (*weights)(const Problem&, const Part&, bool (*pause)());
 };
 
 const Kernels* avx512_kernels();  // null where the processor lacks it

@@ -60,6 +60,7 @@ class Runs {
 struct Found {
   std::vector<float> output, lse, d_q, d_k, d_v, d_bias, d_factors;
   std::vector<double> d_u;
+  std::vector<float> scores, weights, entropy;
   bool finished = true;
 
   Found(const Question& question, const regard::Kernels& build, int64_t threads, bool (*pause)() = nullptr) {
@@ -90,6 +91,11 @@ struct Found {
     if (question.asked.additive != 0.0f) p.u = question.u.data(), p.d_u = d_u.data();
     p.output = output.data(), p.lse = lse.data();
     finished = build.forward(p, pause);
+    if (!finished) return;
+    scores.assign(queries * s.n_k, NAN), weights.assign(queries * s.n_k, NAN), entropy.assign(queries, NAN);
+    const bool hides = bool(question.asked.sees);
+    finished = build.weights(p, {{0, s.batch}, {0, s.heads}, {0, s.n_q}, {0, s.n_k}, hides, scores.data(),
+                                 weights.data(), entropy.data()}, pause);
     if (!finished) return;
     const std::vector<float> d_lse(queries);
     p.d_output = question.d_output.place, p.d_lse = d_lse.data();

@@ -36,6 +36,11 @@ void ask(const check::Sizes& sizes, const check::Case& asked, bool rows_first) {
     CHECK(found.finished, "%s: unfinished", build->name);
     compare("output", found.output, expected.output, question, *build);
     compare("lse", found.lse, expected.lse, question, *build);
+    compare("weights", found.weights, expected.weights, question, *build);
+    compare("entropy", found.entropy, expected.entropy, question, *build);
+    for (size_t n = 0; n < found.scores.size(); ++n)
+      CHECK((found.scores[n] == -INFINITY) == (expected.weights[n] == 0.0), "%s: score %zu is %g", build->name, n,
+            found.scores[n]);
     compare("d_q", found.d_q, expected.d_q, question, *build);
     compare("d_k", found.d_k, expected.d_k, question, *build);
     compare("d_v", found.d_v, expected.d_v, question, *build);

@@ -78,7 +78,7 @@ inline uint32_t dropout_word(uint64_t seed, const Pair& at) {
 }
 
 struct Answer {
-  std::vector<double> output, lse, d_q, d_k, d_v, d_bias, d_factors, d_u;
+  std::vector<double> output, lse, d_q, d_k, d_v, d_bias, d_factors, d_u, weights, entropy;
 };
 
 class Question {
@@ -118,6 +118,7 @@ class Question {
     a.d_k.resize(s.batch * s.key_heads * s.n_k * s.width);
     a.d_v.resize(s.batch * s.key_heads * s.n_k * s.value_width);
     a.d_bias.resize(s.n_q * s.n_k), a.d_factors.resize(s.n_k), a.d_u.resize(s.heads * s.width);
+    a.weights.resize(s.batch * s.heads * s.n_q * s.n_k), a.entropy.resize(s.batch * s.heads * s.n_q);
     for (int64_t b = 0; b < s.batch; ++b)
       for (int64_t h = 0; h < s.heads; ++h)
         for (int64_t i = 0; i < s.n_q; ++i) add_query(a, b, h, i);
@@ -202,6 +203,7 @@ class Question {
     for (int64_t j = 0; j < s.n_k; ++j) {
       if (!weights[j]) continue;  // what is hidden is not even read
       weights[j] /= total;
+      a.weights[row * s.n_k + j] = weights[j], a.entropy[row] -= weights[j] * std::log(weights[j]);
       const double left = kept({b, h, i, j});
       d_weights[j] = left * product(d_output.row(b, h, i), v.row(b, group, j), s.value_width);
       level += weights[j] * d_weights[j];

@@ -10,6 +10,7 @@ from regard.eager import runs_eagerly
 from regard.engine.fused import Fused
 from regard.engine.gradient import Engine, run
 from regard.engine.native import Native
+from regard.engine.parts import Parts, PartsByTorch
 from regard.engine.reference import Reference
 from regard.engine.relative import relative_output
 from regard.engine.tiled import Tiled
@@ -104,7 +105,7 @@ def attend(
     output, statistic, inputs = answer(question, plan)
     exact = torch.float64 if plan.spec.dtype == torch.float64 else torch.float32
     shaped = None if statistic is None else question.shaped(statistic.to(exact))
-    weights = Weights(question, plan, inputs, statistic, TILED.tiles(plan.spec))
+    weights = Weights(question, plan, inputs, statistic, lambda: _parts(plan, inputs, statistic))
     return Attended(question.shaped(output), weights, question.seed, shaped)
 
 
@@ -131,6 +132,14 @@ def explain(
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
     plan = choose(question.spec, IN_ORDER, engine)
     return plan.covering(blocks(question.spec, question.captured(), question.start, plan.tiles))
+
+
+def _parts(plan: Plan, inputs: Inputs, statistic: Tensor | None) -> Parts:
+    """Who computes parts of the matrix of weights."""
+    found = None
+    if plan.engine == NATIVE.name and statistic is not None:
+        found = NATIVE.parts(plan.spec, inputs, plan.tiles, statistic)
+    return found or PartsByTorch(plan.spec, inputs, TILED.tiles(plan.spec), statistic)
 
 
 def answer(

@@ -27,6 +27,11 @@ class WeightTile:
     positions: Positions
     scores: Tensor
     weights: Tensor
+    known_entropy: Tensor | None = None
+
+    def entropy(self) -> Tensor:
+        """The sum of -a log a over this tile's keys, (batch, heads, queries)."""
+        return torch.special.entr(self.weights).sum(-1) if self.known_entropy is None else self.known_entropy
 
     def rows(self, whole: Tensor) -> Tensor:
         """The part of a (batch, heads, n_q, ...) tensor for this tile's queries, the same memory."""
@@ -94,7 +99,7 @@ def _zeros(spec: Spec, inputs: Inputs, *shape: int, dtype: torch.dtype = torch.f
 
 @dataclass(frozen=True, eq=False)
 class _RowSum(Measure):
-    """The sum over a row of something made from each tile."""
+    """A sum over each row: `of` gives that over the keys of a tile."""
 
     of: Callable[[WeightTile], Tensor]
     over_mass: bool = False
@@ -110,7 +115,7 @@ class _RunningRows(Running):
         self.mass = _zeros(spec, inputs, spec.n_q) if over_mass else None
 
     def step(self, tile: WeightTile) -> None:
-        tile.rows(self.total).add_(self.of(tile).sum(-1))
+        tile.rows(self.total).add_(self.of(tile))
         if self.mass is not None:
             tile.rows(self.mass).add_(tile.weights.sum(-1))
 
@@ -123,10 +128,10 @@ class _RunningRows(Running):
 
 def _distances(tile: WeightTile) -> Tensor:
     p, j = (torch.as_tensor(tile.positions[name]) for name in "pj")
-    return tile.weights * (p - j).abs()
+    return (tile.weights * (p - j).abs()).sum(-1)
 
 
-entropy: Measure = _RowSum("entropy", lambda tile: torch.special.entr(tile.weights))
+entropy: Measure = _RowSum("entropy", WeightTile.entropy)
 """-sum a log a of each row, in nats: 0 if one key has all the weight, log n if all have the same."""
 
 distance: Measure = _RowSum("distance", _distances, over_mass=True)
@@ -228,13 +233,15 @@ class _RunningPool(Running):
         (above, rows), (left, columns) = (self._margin(tile, axis) for axis in (0, 1))
         height, width = tile.weights.shape[-2:]
         down, right = rows * self.cell[0] - above - height, columns * self.cell[1] - left - width
-        padded = torch.nn.functional.pad(tile.weights, (left, right, above, down))
+        around = (left, right, above, down)
+        padded = torch.nn.functional.pad(tile.weights, around) if any(around) else tile.weights
         cells = padded.unflatten(-1, (columns, self.cell[1])).unflatten(-3, (rows, self.cell[0]))
         row, column = tile.first("i") // self.cell[0], tile.first("j") // self.cell[1]
         at = (slice(None), slice(None), slice(row, row + rows), slice(column, column + columns))
-        tile.heads(self.total)[at].add_(cells.sum((-3, -1)))
+        # over the rows of a cell first: their numbers lie side by side
+        tile.heads(self.total)[at].add_(cells.sum(-3).sum(-1))
         largest = tile.heads(self.largest)[at]
-        torch.maximum(largest, cells.amax((-3, -1)), out=largest)
+        torch.maximum(largest, cells.amax(-3).amax(-1), out=largest)
 
     def _margin(self, tile: WeightTile, axis: int) -> tuple[int, int]:
         """How far the tile begins inside its first cell, and over how many cells it reaches."""
@@ -266,7 +273,7 @@ class _Mass(Measure):
         tensors = [t.to(inputs.q.device) for t in self.mask.resolved(spec.lengths, inputs.start)]
 
         def inside(tile: WeightTile) -> Tensor:
-            return tile.weights * Evaluation(tensors, tile.positions).condition(self.mask.term)
+            return (tile.weights * Evaluation(tensors, tile.positions).condition(self.mask.term)).sum(-1)
 
         return _RunningRows(spec, inputs, inside, over_mass=False)
 

@@ -4,7 +4,7 @@ a_ij follows from q_i, k_j and one number a row, so indexing computes just those
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.engine.dense import Block, block, positions_of
+from regard.engine.dense import block, positions_of
+from regard.engine.parts import Parts
 from regard.errors import BudgetError, SpecError
 from regard.measure import Measure, Measured, WeightTile
-from regard.plan.blocks import Tiles, blocks, strips
+from regard.plan.blocks import blocks, strips
 from regard.plan.choose import Plan
 from regard.spec.array import as_tensor
-from regard.spec.evaluate import Index
 from regard.spec.finite import all_finite
 from regard.spec.precision import without_autocast
 from regard.spec.regions import Cover
@@ -32,9 +32,16 @@ class Weights:
     differentiable. `measure` reduces all of it in one pass over tiles; `dense` makes it, if it is small.
     """
 
-    def __init__(self, question: Question, plan: Plan, inputs: Inputs, statistic: Tensor | None, tiles: Tiles) -> None:
+    def __init__(
+        self,
+        question: Question,
+        plan: Plan,
+        inputs: Inputs,
+        statistic: Tensor | None,
+        parts: Callable[[], Parts],
+    ) -> None:
         self._question, self._plan, self._inputs, self._statistic = question, plan, inputs, statistic
-        self._sizes = tiles  # for measuring, by torch's operations whichever engine answered
+        self._parts = parts  # who computes tiles of it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,42 +131,30 @@ class Weights:
         k = inputs.k[b][:, h // spec.group][:, :, j].to(spec.precision)
         positions = positions_of(spec, inputs, b, h, i, j)
         found = block(spec, inputs, positions, q, k, all_finite(q, k))
-        return self._weights(found, (b, h, i))
+        statistic = None if self._statistic is None else self._statistic[b][:, h][:, :, i].unsqueeze(-1)
+        weights = spec.normaliser.weights(found.scores, statistic)
+        share = self._share()
+        return weights * (share[b][:, h][:, :, i].unsqueeze(-1) if isinstance(share, Tensor) else share)
 
-    def _weights(self, found: Block, rows: tuple[Index, Index, Index]) -> Tensor:
-        b, h, i = (slice(r.start, r.stop) if isinstance(r, range) else r for r in rows)
-        statistic = None
-        if self._statistic is not None:
-            statistic = self._statistic[b][:, h][:, :, i].unsqueeze(-1)
-        weights = self._plan.spec.normaliser.weights(found.scores, statistic)
-        factor = self._question.weigh.factor
-        if factor is None:
-            return weights
-        share = factor(self._statistic, self._plan.spec.n_k)
-        if isinstance(share, Tensor) and share.dim():
-            share = share.expand(self._plan.spec.lengths[:3])[b][:, h][:, :, i].unsqueeze(-1)
-        return weights * share
+    def _share(self) -> Tensor | float:
+        """By how much the weighing shrinks all weights, or those of each row."""
+        factor, spec = self._question.weigh.factor, self._plan.spec
+        share = 1.0 if factor is None else factor(self._statistic, spec.n_k)
+        return share.expand(spec.lengths[:3]) if isinstance(share, Tensor) else share
 
     def _tiles(self) -> Iterator[WeightTile]:
-        spec, inputs, sizes = self._plan.spec, self._inputs, self._sizes
-        cover = blocks(spec, inputs.tensors, inputs.start, sizes)
-        finite = all_finite(inputs.q, inputs.k)
-        for strip in strips(spec, cover, sizes):
-            b, g = (
-                _slice(strip.b),
-                _slice(range(strip.h.start // spec.group, (strip.h.stop - 1) // spec.group + 1)),
-            )
-            q = inputs.q[b, _slice(strip.h), _slice(strip.i)].to(spec.precision)
-            for keys, _ in strip.keys:
-                k = inputs.k[b, g, _slice(keys)].to(spec.precision)
-                k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        spec, inputs, parts, share = self._plan.spec, self._inputs, self._parts(), self._share()
+        cover = blocks(spec, inputs.tensors, inputs.start, parts.tiles)
+        for strip in strips(spec, cover, parts.tiles):
+            b, h, i = (slice(r.start, r.stop) for r in (strip.b, strip.h, strip.i))
+            for keys, full in strip.keys:
+                found = parts.part(strip, keys, full)
                 positions = positions_of(spec, inputs, strip.b, strip.h, strip.i, keys)
-                found = block(spec, inputs, positions, q, k, finite)
-                yield WeightTile(positions, found.scores, self._weights(found, (strip.b, strip.h, strip.i)))
-
-
-def _slice(r: range) -> slice:
-    return slice(r.start, r.stop)
+                if self._question.weigh.factor is None:
+                    yield WeightTile(positions, found.scores, found.weights, found.entropy)
+                else:
+                    rows = share[b, h, i].unsqueeze(-1) if isinstance(share, Tensor) else share
+                    yield WeightTile(positions, found.scores, found.weights * rows)
 
 
 def _indices(index: Any, shape: tuple[int, ...]) -> list[int | Tensor]:

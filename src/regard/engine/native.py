@@ -5,6 +5,7 @@ Only this file knows the compiled module. It packs a question into numbers and a
 
 import ctypes
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.engine.gradient import Engine, Saved
+from regard.engine.parts import Part
 from regard.engine.prepare import Prepared, prepared
-from regard.plan.blocks import Tiles
+from regard.plan.blocks import Strip, Tiles
 from regard.spec.hiding import GLANCE, visible
 from regard.spec.normaliser import Softmax
 from regard.spec.program import Untold, program
@@ -139,6 +141,14 @@ class Native:
         tensors = [_in_floats(t) for t in inputs.tensors]
         return prepared(condition, spec.rule, tensors, spec.lengths, inputs.start, tiles, vectors, captured)
 
+    def parts(self, spec: Spec, inputs: Inputs, tiles: Tiles, lse: Tensor) -> "PartsByKernels | None":
+        """Who computes parts of the matrix of weights, given the answer's lse; None where the kernels cannot."""
+        assert self.build is not None
+        try:
+            return PartsByKernels(self.build, spec, inputs, self._ready(spec, inputs, tiles, glance=False), lse)
+        except Untold:
+            return None
+
     def repeated(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> "Repeated | None":
         """How to ask the same again of other q, k and v; None where that takes more than their addresses."""
         if self.build is None or inputs.tensors or spec.dropout or 0 in spec.lengths:
@@ -183,6 +193,28 @@ class Repeated:
         problem.output, problem.lse = output.data_ptr(), lse.data_ptr()
         core.forward(self.build, bytes(problem))
         return output
+
+
+class PartsByKernels:
+    """Parts of the matrix of weights."""
+
+    def __init__(self, build: Build, spec: Spec, inputs: Inputs, ready: Prepared | None, lse: Tensor) -> None:
+        self.build, self.spec, self.lse = build.number, spec, lse.detach().contiguous()
+        self.tiles = Tiles(PANELS_TOGETHER * build.panel, 256, 2**19, row=1024)
+        problem, self.kept = _problem(spec, inputs, ready)
+        problem.lse = self.lse.data_ptr()
+        self.problem = bytes(problem)
+
+    def part(self, strip: Strip, keys: range, full: bool) -> Part:
+        assert core is not None
+        ranges = (strip.b, strip.h, strip.i, keys)
+        shape = tuple(map(len, ranges))
+        scores, weights = torch.empty((2, *shape))
+        entropy = torch.empty(shape[:3])
+        edges = [edge for r in ranges for edge in (r.start, r.stop)]
+        places = (x.data_ptr() for x in (scores, weights, entropy))
+        core.weights(self.build, self.problem, struct.pack("12q", *edges, not full, *places))
+        return Part(scores, weights, entropy)
 
 
 def _adds_a_large_tensor(spec: Spec, inputs: Inputs) -> bool:
