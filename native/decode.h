@@ -7,8 +7,10 @@ constexpr int64_t PART_KEYS = 64;  // a tile of them
 // Up to so many queries are taken one by one, with a key's numbers side by side.
 constexpr int64_t THIN = LANES < 8 ? LANES : 8;
 
-// scores[t] = q . k[t]; beyond the last key, up to a whole vector, they are -inf.
-static void thin_products(const float* q, int64_t width, const float* keys, int64_t key_row, int64_t count, float* scores) {
+// scores[t] = q . k[t]; beyond the last key, up to a whole vector, they are -inf. Of each LANES rows that are wanted soon
+// those from `low` to `high` are asked for.
+static void thin_products(const float* q, int64_t width, const float* keys, int64_t key_row, int64_t count, float* scores,
+                          const Soon& soon, int64_t low, int64_t high) {
   for (int64_t t = 0; t < count; t += LANES) {
     Vec sums[LANES] = {};
     const int64_t here = std::min<int64_t>(LANES, count - t);
@@ -17,6 +19,7 @@ static void thin_products(const float* q, int64_t width, const float* keys, int6
       for (int64_t c = 0; c < width; c += LANES) {
         const Vec numbers = load(q + c);
         REGARD_UNROLL for (int i = 0; i < LANES; ++i) sums[i] = fma(numbers, load(first + i * key_row + c), sums[i]);
+        for (int64_t i = low; i < high; ++i) soon.ask(t + i, c);
       }
     } else {
       for (int64_t i = 0; i < here; ++i)
@@ -30,7 +33,7 @@ static void thin_products(const float* q, int64_t width, const float* keys, int6
 // sums[r] = sums[r] * shrink[r] + sum over t of weights[r][t] * values[t], for M queries
 template <int M>
 static void thin_sums(const float* weights, const float* values, int64_t value_row, int64_t count, int64_t width,
-                      const float* shrink, float* sums) {
+                      const float* shrink, float* sums, const Soon& soon) {
   const auto columns = [&](auto vectors, int64_t c) __attribute__((always_inline)) {
     constexpr int C = decltype(vectors)::value;
     Vec even[M][C], odd[M][C] = {};  // two sums each, since each waits for itself
@@ -45,7 +48,11 @@ static void thin_sums(const float* weights, const float* values, int64_t value_r
       }
     };
     int64_t t = 0;
-    for (; t + 2 <= count; t += 2) add(even, t), add(odd, t + 1);
+    for (; t + 2 <= count; t += 2) {
+      add(even, t), add(odd, t + 1);
+      if (!soon.at) continue;
+      REGARD_UNROLL for (int j = 0; j < C; ++j) soon.ask(t, c + j * LANES), soon.ask(t + 1, c + j * LANES);
+    }
     if (t < count) add(even, t);
     REGARD_UNROLL for (int r = 0; r < M; ++r)
       REGARD_UNROLL for (int j = 0; j < C; ++j) store(sums + r * width + c + j * LANES, even[r][j] + odd[r][j]);
@@ -180,6 +187,7 @@ struct Decode {
       const Floats k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
       const Floats v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
       piece.k = k.at, piece.k_row = k.row, piece.v = v.at, piece.v_row = v.row;
+      if (until < last) piece.soon_k = soon(p.k, p.kind, b, key_head, until), piece.soon_v = soon(p.v, p.kind, b, key_head, until);
       float* wild = all_finite(v.at, v.row, until - key, p.value_width) ? nullptr : tame;
       with_vectors(panel.lanes / LANES, [&](auto vectors) {
         constexpr int N = decltype(vectors)::value;
@@ -219,6 +227,9 @@ struct Decode {
     for (int64_t key = first; key < last; key += PART_KEYS) {
       const int64_t until = std::min(last, key + PART_KEYS), count = until - key;
       Floats k{};  // not read yet
+      const bool asks = rows > 1 && until < last;
+      const Soon soon_k = asks ? soon(p.k, p.kind, b, key_head, until) : Soon{};
+      const Soon soon_v = asks ? soon(p.v, p.kind, b, key_head, until) : Soon{};
       for (int64_t n = 0; n < group; ++n) {
         const Sight sees = sight(runs[n], key, until);
         float* of_head = scores + n * p.n_q * PART_KEYS;
@@ -227,8 +238,9 @@ struct Decode {
           continue;
         }
         if (!k.at) k = floats_of(p.k, p.kind, b, key_head, key, count, p.width, wide_k);
-        for (int64_t i = 0; i < p.n_q; ++i)
-          thin_products(queries + (n * p.n_q + i) * p.width, p.width, k.at, k.row, count, of_head + i * PART_KEYS);
+        for (int64_t r = n * p.n_q; r < (n + 1) * p.n_q; ++r)
+          thin_products(queries + r * p.width, p.width, k.at, k.row, count, scores + r * PART_KEYS, soon_k,
+                        asks ? r * LANES / rows : 0, asks ? (r + 1) * LANES / rows : 0);
         if (!RULED && sees == ALL) continue;
         Machine machine{*p.program, registers, b, key_head * group + n, 0};
         change(machine, key, count, sees != ALL, turned,
@@ -261,7 +273,7 @@ struct Decode {
       if (finite) {
         in_blocks<4>(0, rows, [&](auto together, int64_t r) {
           thin_sums<decltype(together)::value>(scores + r * PART_KEYS, v.at, v.row, count, p.value_width, shrink + r,
-                                               sums + r * p.value_width);
+                                               sums + r * p.value_width, r == 0 ? soon_v : Soon{});
         });
       } else {  // 0 times inf is NaN: what is hidden is left out
         for (int64_t r = 0; r < rows; ++r)

@@ -92,6 +92,9 @@ static void take_keys(Panel& panel, const Problem& problem, const Piece& piece, 
         store(place, choose(stays, load(place) * panel.dropout.factor, Vec{}));
       }
   if (seen) return sum_wild<N>(panel, problem, piece, shrink, tame, seen);
+  if (piece.soon_v.at)
+    return weighted_sums<N, true>(scores, piece.v, piece.v_row, count, problem.value_width, shrink, panel.sums + low,
+                                  panel.lanes, piece.soon_v);
   weighted_sums<N>(scores, piece.v, piece.v_row, count, problem.value_width, shrink, panel.sums + low, panel.lanes);
 }
 

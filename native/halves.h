@@ -108,6 +108,13 @@ static Floats floats_of(const Rows& rows, Kind kind, int64_t b, int64_t h, int64
   return {space, width};
 }
 
+// The same rows, to be asked for before they are read.
+static Soon soon(const Rows& rows, Kind kind, int64_t b, int64_t h, int64_t first) {
+  const int64_t number = kind == FLOAT ? 4 : 2;
+  const int64_t begin = b * rows.batch + h * rows.head + first * rows.row;
+  return {static_cast<const char*>(rows.at) + begin * number, rows.row * number, number};
+}
+
 // How many floats that space has.
 static int64_t space_of(Kind kind, int64_t count, int64_t width) { return kind == FLOAT ? 0 : count * width; }
 

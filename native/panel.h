@@ -11,11 +11,13 @@ constexpr int rows_beside(int vectors) { return LANES == 16 ? 8 : vectors == 3 ?
 
 // block[i][j] += sum over p of left(i, p) * right(p, j): the inner loop of every product here.
 //   left(i, p) = left[i * left_row + p * left_step], spread over a vector;  right(p, j) = vector j of row p
-template <int M, int N>
+// `meanwhile` is called at each step.
+template <int M, int N, class Meanwhile>
 REGARD_INLINE void multiply(Vec (&block)[M][N], const float* left, int64_t left_row, int64_t left_step,
-                            const float* right, int64_t right_row, int64_t count) {
+                            const float* right, int64_t right_row, int64_t count, const Meanwhile& meanwhile) {
 #pragma GCC unroll 2
   for (int64_t p = 0; p < count; ++p) {
+    meanwhile(p);
     Vec r[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) r[j] = load(right + p * right_row + j * LANES);
     REGARD_UNROLL for (int i = 0; i < M; ++i) {
@@ -24,6 +26,20 @@ REGARD_INLINE void multiply(Vec (&block)[M][N], const float* left, int64_t left_
     }
   }
 }
+
+template <int M, int N>
+REGARD_INLINE void multiply(Vec (&block)[M][N], const float* left, int64_t left_row, int64_t left_step,
+                            const float* right, int64_t right_row, int64_t count) {
+  multiply(block, left, left_row, left_step, right, right_row, count, [](int64_t) {});
+}
+
+// Rows that will be read soon, asked for line by line beside other work: a burst of wishes would be waited for.
+struct Soon {
+  const char* at = nullptr;  // null: nothing is asked for
+  int64_t row, number;       // bytes
+
+  REGARD_MEMBER void ask(int64_t i, int64_t c) const { __builtin_prefetch(at + i * row + c * number); }
+};
 
 // Calls step(rows, first) for blocks of M rows, and smaller ones for what is left.
 template <int M, class Step>
@@ -84,13 +100,19 @@ static void scatter_lanes(const float* from, int64_t from_row, const float* fact
 
 // scores[t][lane] = k[t] . q[lane] for `count` keys, with queries as columns of lanes, a row of them `query_row` long;
 // `top` grows to their maxima
-template <int N, bool TOPS = false>
-static void products(const float* queries, int64_t query_row, int64_t width, const float* keys, int64_t key_row, int64_t count,
-                     float* scores, Vec* top = nullptr) {
+template <int N, bool TOPS = false, bool SOON = false>
+static void products(const float* queries, int64_t query_row, int64_t width, const float* keys, int64_t key_row,
+                     int64_t count, float* scores, Vec* top = nullptr, const Soon& soon = {}) {
   in_blocks<rows_beside(N)>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
     constexpr int M = decltype(rows)::value;
     Vec block[M][N] = {};
-    multiply<M, N>(block, keys + t * key_row, key_row, 1, queries, query_row, width);
+    if constexpr (SOON) {  // of each of M rows a line, while a line's worth of channels is multiplied
+      multiply(block, keys + t * key_row, key_row, 1, queries, query_row, width, [&](int64_t p) {
+        if (p % 16 < M) soon.ask(t + p % 16, p / 16 * 16);
+      });
+    } else {
+      multiply<M, N>(block, keys + t * key_row, key_row, 1, queries, query_row, width);
+    }
     REGARD_UNROLL for (int i = 0; i < M; ++i)
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
         store(scores + ((t + i) * N + j) * LANES, block[i][j]);
@@ -100,15 +122,19 @@ static void products(const float* queries, int64_t query_row, int64_t width, con
 }
 
 // sums[c][lane] = sums[c][lane] * shrink[lane] + sum over t of values[t][c] * weights[t][lane]
-template <int N>
+template <int N, bool SOON = false>
 static void weighted_sums(const float* weights, const float* values, int64_t value_row, int64_t count, int64_t width,
-                          const Vec (&shrink)[N], float* sums, int64_t sums_row) {
+                          const Vec (&shrink)[N], float* sums, int64_t sums_row, const Soon& soon = {}) {
   in_blocks<rows_beside(N)>(0, width, [&](auto rows, int64_t c) __attribute__((always_inline)) {
     constexpr int M = decltype(rows)::value;
     Vec block[M][N];
     REGARD_UNROLL for (int i = 0; i < M; ++i)
       REGARD_UNROLL for (int j = 0; j < N; ++j) block[i][j] = load(sums + (c + i) * sums_row + j * LANES) * shrink[j];
-    multiply<M, N>(block, values + c, 1, value_row, weights, N * LANES, count);
+    if (SOON && c % 16 == 0) {  // a line of each row
+      multiply(block, values + c, 1, value_row, weights, N * LANES, count, [&](int64_t t) { soon.ask(t, c); });
+    } else {
+      multiply<M, N>(block, values + c, 1, value_row, weights, N * LANES, count);
+    }
     REGARD_UNROLL for (int i = 0; i < M; ++i)
       REGARD_UNROLL for (int j = 0; j < N; ++j) store(sums + (c + i) * sums_row + j * LANES, block[i][j]);
   });
