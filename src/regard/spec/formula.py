@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -42,6 +42,7 @@ class Formula:
     tensors: tuple[Captured, ...] = ()
     names: tuple[str, ...] = ()
     checks: tuple[Check, ...] = field(default=())
+    named: ClassVar[Any] = None  # what it was made by, where that has a name; see `spec/named.py`
 
     def check(self, lengths: Lengths, start: Start) -> None:
         for check in self.checks:

@@ -15,6 +15,7 @@ from regard.spec.finite import shielded
 from regard.spec.fit import one_each
 from regard.spec.formula import Formula, FromLengths, FromQueries, gather, written
 from regard.spec.mask import broadcast_lookup
+from regard.spec.named import named, unnamed
 from regard.spec.precision import fine, fine_as
 from regard.spec.regions import Lengths
 from regard.spec.term import apply, substitute, variable
@@ -28,6 +29,7 @@ class Rule(Formula):
 
 def as_rule(value: Any) -> Formula:
     """A rule from a rule, a function (s, b, h, i, j) or a tensor to add."""
+    value = unnamed(value)
     if isinstance(value, Formula):
         return value
     if isinstance(value, Tensor):
@@ -55,6 +57,7 @@ def rule(function: Callable[..., Any]) -> Rule:
     return written_rule(function, *SCORE_VARIABLES)
 
 
+@named
 def alibi(slopes: Tensor | None = None) -> Rule:
     """s - slopes[h] · |p - j|: nearer is better. `slopes` has one number a head; None takes the standard ones."""
     table = torch.zeros(1) if slopes is None else as_tensor(slopes, "slopes")
@@ -86,6 +89,7 @@ def _standard_slopes(lengths: Lengths) -> Tensor:
     return alibi_slopes(lengths[1])
 
 
+@named
 def softcap(c: float | Tensor) -> Rule:
     """c · tanh(s / c): no score beyond ±c."""
     if not isinstance(c, Tensor) and not c > 0:
@@ -93,6 +97,7 @@ def softcap(c: float | Tensor) -> Rule:
     return written_rule(lambda s: c * torch.tanh(s / c), "s", names=("cap",))
 
 
+@named
 def bias(values: Any) -> Rule:
     """s + values[b, h, i, j] for a tensor of any shape that broadcasts to (batch, heads, n_q, n_k). -inf hides."""
     values = as_tensor(values, "bias")
@@ -102,6 +107,7 @@ def bias(values: Any) -> Rule:
     return Rule(apply("add", variable("s"), term), tensors, names, checks)
 
 
+@named
 def relative(table: Tensor, *, bidirectional: bool = True, max_distance: int = 128) -> Rule:
     """T5's relative bias: s + table[bucket(j - p), h]; `table` is (buckets, heads).
 
@@ -129,6 +135,7 @@ def _bucket(distance: Any, buckets: int, bidirectional: bool, max_distance: int)
     return first + torch.where(distance < exact, distance, far)
 
 
+@named
 def shaw_keys(table: Tensor, scale: float | None = None) -> Rule:
     """Shaw's relative keys: s + scale · q_i·table[clip(j - p)]; `table` is (2 reach + 1, width), scale None is 1/√d.
 
