@@ -56,7 +56,7 @@ def _forward(
         raw, statistic = run(engine, plan.spec, plan.tiles, inputs)
         output = asked.shaped(finished(asked, plan, inputs, raw, statistic))
         rows = raw.new_zeros(raw.shape[:-1]) if statistic is None else statistic
-        kept = q.new_empty(0) if is_raw else asked.shaped(raw.to(q.dtype))
+        kept = q.new_empty(0) if is_raw else asked.shaped(raw.to(q.dtype, copy=True))
     return output.contiguous(), asked.shaped(rows.double()).contiguous(), kept.contiguous()
 
 

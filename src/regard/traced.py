@@ -14,7 +14,7 @@ from regard.spec.named import Named, Unspeakable, spell
 
 NO_NAME = (
     "inside a graph regard.attention must be given tensors and regard's own masks, scores and weighings; "
-    "got a function or an array. Call it outside, or make it of regard.mask and regard.score."
+    "got a function or an array. Keep a function outside, with mask.where or score.rule, or make the call outside."
 )
 
 

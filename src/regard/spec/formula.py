@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.spec.regions import Lengths
 from regard.spec.term import Term, renumber
-from regard.spec.trace import trace
+from regard.spec.trace import trace_once
 
 Start = int | Tensor
 
@@ -70,11 +70,11 @@ def written(
     checks: Iterable[Check] = (),
     later: tuple[Tensor, FromLengths | FromQueries] | None = None,
 ) -> Formula:
-    """The formula that a function of these variables writes.
+    """The formula that a function of these variables writes, one of regard's own.
 
     `later` is a stand-in tensor that the function captures and what takes its place when a call is read.
     """
-    traced = trace(function, variables)
+    traced = trace_once(function, variables)
     stand_in, make = later or (None, None)
     tensors = tuple(make if make is not None and t is stand_in else t for t in traced.tensors)
     return Formula(traced.term, tensors, tuple(names) or traced.names, tuple(checks))

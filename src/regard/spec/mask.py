@@ -26,12 +26,12 @@ from regard.errors import SpecError, TraceError
 from regard.spec.array import as_tensor
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.fit import Broadcasts, StandsInside, one_each
-from regard.spec.formula import Check, Formula, FromLengths, Start, gather, written
+from regard.spec.formula import Captured, Check, Formula, FromLengths, Start, gather, written
 from regard.spec.named import named, unnamed
 from regard.spec.regions import Cover, Lengths, cover, density
 from regard.spec.term import Term, apply, constant, lookup, variable
 from regard.spec.text import latex, text
-from regard.spec.trace import MASK_VARIABLES
+from regard.spec.trace import MASK_VARIABLES, trace
 
 MaskLike = "Mask | Tensor | NDArray[np.bool_] | Callable[..., Any]"
 Numbers = Sequence[int] | Tensor
@@ -131,7 +131,7 @@ def as_mask(value: Any) -> Mask:
     if isinstance(value, (Tensor, np.ndarray)):
         return tensor(value)
     if callable(value):
-        return where(value)
+        return unnamed(where(value))
     raise SpecError(
         f"mask must be a mask, a boolean tensor or a function (b, h, i, j); got {type(value).__name__}. "
         "See regard.mask for the built-in ones."
@@ -169,19 +169,26 @@ def _mask(function: Callable[..., Any], *variables: str, **options: Any) -> Mask
     return Mask(made.term, made.tensors, made.names, made.checks)
 
 
+@named
 def where(function: Callable[..., Any]) -> Mask:
     """The mask a function (b, h, i, j) describes, as FlexAttention's `mask_mod`; read once, for reuse.
 
     >>> print(where(lambda b, h, i, j: (i - j) % 3 == 0))
     (i - j) % 3 == 0
     """
-    traced = _mask(function, *MASK_VARIABLES)
+    traced = trace(function, MASK_VARIABLES)
     if traced.term.kind != "bool":
+        got = f"{traced.term.kind} {text(traced.term, traced.names)}"
         raise TraceError(
-            f"a mask function must say True or False; got the {traced.term.kind} {traced}. Compare it with something, "
-            "as in `!= 0`; to change scores use score=."
+            f"a mask function must say True or False; got the {got}. Compare it with something, as in `!= 0`; "
+            "to change scores use score=."
         )
-    return traced
+    return _formula(traced.term, traced.tensors, traced.names)
+
+
+@named
+def _formula(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Mask:
+    return Mask(term, tuple(tensors), tuple(names))
 
 
 @named

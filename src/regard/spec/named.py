@@ -15,11 +15,12 @@ from torch import Tensor
 
 from regard.errors import SpecError
 from regard.spec.array import as_tensor
+from regard.spec.term import Term, term_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PLAIN = (type(None), bool, int, float, str, tuple, list, Tensor, np.ndarray, np.generic)
+_PLAIN = (type(None), bool, int, float, str, tuple, list, Tensor, np.ndarray, np.generic, Term)
 _makers: dict[str, Callable[..., Any]] = {}
 
 
@@ -86,20 +87,20 @@ def _has_name(value: Any) -> bool:
 
 def _kept(value: Any) -> Any:
     """What a maker was given, so that nobody can change it later and a graph can take it."""
-    if isinstance(value, list):
-        return tuple(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_kept(each) for each in value)
     if isinstance(value, np.generic):
         return value.item()
     return as_tensor(value, "an array") if isinstance(value, np.ndarray) else value
 
 
-def unnamed(value: Any) -> Any:
+def unnamed(value: R) -> R:
     """What is only named, made; anything else as it is."""
-    return value.made() if isinstance(value, Named) else value
+    return cast(R, value.made()) if isinstance(value, Named) else value
 
 
 class Unspeakable(Exception):
-    """There is no name for something, such as a function somebody wrote."""
+    """There is no name for something: nothing that a caller sees, but a sign to go another way."""
 
 
 def spell(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
@@ -123,9 +124,11 @@ def spell(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
         return f'{{"tensor": {len(tensors) - 1}}}'
     if isinstance(value, (tuple, list)):
         return '{"list": ' + _spelled_list(value, tensors, numbers) + "}"
+    if isinstance(value, Term):
+        return _spelled_term(value)
     name = value if isinstance(value, Named) else getattr(value, "named", None)
     if name is None:
-        raise Unspeakable
+        raise Unspeakable("a function or another thing that has no name")
     given = _spelled_list(name.given, tensors, numbers)
     options = [f'"{key}": {spell(option, tensors, numbers)}' for key, option in name.options.items()]
     return f'["{name.maker}", {given}, {{{", ".join(options)}}}]'
@@ -133,6 +136,14 @@ def spell(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
 
 def _spelled_list(values: Sequence[Any], tensors: list[Tensor], numbers: list[int]) -> str:
     return "[" + ", ".join([spell(value, tensors, numbers) for value in values]) + "]"
+
+
+def _spelled_term(term: Term) -> str:
+    args = ", ".join([_spelled_term(each) for each in term.args])
+    value = term.value
+    if not isinstance(value, int) or isinstance(value, bool):  # the whole numbers of a formula are part of its text
+        value = spell(value, [], [])
+    return f'{{"term": ["{term.op}", [{args}], "{term.kind}", {value}]}}'
 
 
 def read_back(text: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> Any:
@@ -150,6 +161,9 @@ def _made(part: Any, tensors: Sequence[Tensor], numbers: Sequence[int]) -> Any:
         ((kind, content),) = part.items()
         if kind == "number":
             return int(numbers[content])
+        if kind == "term":
+            op, args, of, value = content
+            return term_of(op, tuple(_made(each, (), ()) for each in args), of, value)
         return tensors[content] if kind == "tensor" else [_made(each, tensors, numbers) for each in content]
     if not isinstance(part, list):
         return part

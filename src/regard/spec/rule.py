@@ -1,7 +1,7 @@
 """Rules: how a score changes with the positions it stands at. A rule is a formula in s, b, h, i (or p) and j."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,13 +13,13 @@ from regard.errors import SpecError
 from regard.spec.array import as_tensor
 from regard.spec.finite import shielded
 from regard.spec.fit import one_each
-from regard.spec.formula import Formula, FromLengths, FromQueries, gather, written
+from regard.spec.formula import Captured, Formula, FromLengths, FromQueries, gather, written
 from regard.spec.mask import broadcast_lookup
 from regard.spec.named import named, unnamed
 from regard.spec.precision import fine, fine_as
 from regard.spec.regions import Lengths
-from regard.spec.term import apply, substitute, variable
-from regard.spec.trace import SCORE_VARIABLES
+from regard.spec.term import Term, apply, substitute, variable
+from regard.spec.trace import SCORE_VARIABLES, trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ def as_rule(value: Any) -> Formula:
     if isinstance(value, Tensor):
         return bias(value)
     if callable(value):
-        return rule(value)
+        return unnamed(rule(value))
     raise SpecError(
         f"a rule must be a function (s, b, h, i, j) or one of regard.score's rules; got {type(value).__name__}."
     )
@@ -52,9 +52,16 @@ def written_rule(function: Callable[..., Any], *variables: str, **options: Any) 
     return Rule(apply("to_float", made.term), made.tensors, made.names, made.checks)
 
 
+@named
 def rule(function: Callable[..., Any]) -> Rule:
     """The rule a function (s, b, h, i, j) describes, as FlexAttention's `score_mod`; read once, for reuse."""
-    return written_rule(function, *SCORE_VARIABLES)
+    traced = trace(function, SCORE_VARIABLES)
+    return _formula(apply("to_float", traced.term), traced.tensors, traced.names)
+
+
+@named
+def _formula(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Rule:
+    return Rule(term, tuple(tensors), tuple(names))
 
 
 @named
