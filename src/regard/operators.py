@@ -25,7 +25,7 @@ from regard.spec.precision import without_autocast
 from regard.spec.read import read
 from regard.spec.spec import Question
 
-OPTIONS = ("score", "mask", "weigh", "value", "dropout", "seed", "start", "engine")  # as `question` spells them
+OPTIONS = ("score", "mask", "weigh", "value", "start", "engine", "dropout", "seed")  # as `question` spells them
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor[] tensors, SymInt[] numbers, str question"
 
 _library = Library("regard", "DEF")  # what is registered lives as long as this

@@ -36,15 +36,16 @@ def traced(
         return None
     function = value if callable(value) and not isinstance(value, Named) else None
     relative_values = value if function is None else None
-    drawn = torch.randint(2**62, ()) if dropout and seed is None else seed
     tensors: list[Tensor] = []
     numbers: list[int] = []
     try:
-        question = spell((score, mask, weigh, relative_values, dropout, drawn, start, engine), tensors, numbers)
+        parts = [spell(x, tensors, numbers) for x in (score, mask, weigh, relative_values, start, engine, dropout)]
     except Unspeakable:
         if torch.compiler.is_exporting():
             raise SpecError(NO_NAME) from None
         return None
+    drawn = torch.randint(2**62, ()) if dropout and seed is None else seed
+    question = '{"list": [' + ", ".join([*parts, spell(drawn, tensors, numbers)]) + "]}"
     if function is not None:
         v = shielded(lambda x: (function(x),), v)[0].to(v.dtype)
     is_raw = weigh is None and relative_values is None

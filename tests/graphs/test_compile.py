@@ -206,6 +206,20 @@ def test_another_mask_in_the_same_place_is_another_graph():
 EVERY_OTHER = mask.where(lambda b, h, i, j: (i - j) % 2 == 0)
 
 
+def test_a_hidden_value_that_is_not_a_number_reaches_nothing():
+    case = CASES["a function of the values"]
+    q, k, v = inputs()
+    v[..., -2:, :] = torch.nan
+
+    def call(v: Tensor, w: Tensor) -> Tensor:
+        return regard.attention(q, k, v, mask=mask.prefix(LENGTH - 2), **case.options(w))
+
+    found = answers(whole(call), v, *case.parameters())
+
+    assert all(bool(t.isfinite().all()) for t in found)
+    close(found, answers(call, v, *case.parameters()))
+
+
 def test_torchs_own_call_is_part_of_a_graph():
     added = normal(LENGTH, LENGTH, seed=4)
 
@@ -240,6 +254,19 @@ UNREADABLE: dict[str, Callable[..., Tensor]] = {
     "a score": lambda *x: regard.attention(*x, score=score.custom(lambda q, k: q @ k.mT)),
 }
 every_unreadable = pytest.mark.parametrize("name", UNREADABLE)
+
+
+def test_a_call_that_stops_the_graph_draws_one_seed():
+    def call(*x: Tensor) -> Tensor:
+        return regard.attention(*x, mask=lambda b, h, i, j: i >= j, dropout=0.4)
+
+    results = []
+    for each in (torch.compile(call, backend="aot_eager"), call):
+        torch.manual_seed(5)
+        results.append((each(*inputs()), torch.rand(3)))
+
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
 
 
 @every_unreadable

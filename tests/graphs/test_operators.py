@@ -10,10 +10,10 @@ from torch.library import opcheck
 
 import regard
 from regard import mask
+from regard.operators import OPTIONS
 from regard.spec.named import spell
 from tests.graphs.cases import CASES, answers, close, defined, inputs, some
 
-OPTIONS = ("score", "mask", "weigh", "value", "dropout", "seed", "start", "engine")
 ATTENTION, BACKWARD = torch.ops.regard.attention.default, torch.ops.regard.attention_backward.default
 QUICK = ("nothing", "a window", "documents", "alibi", "bias", "sink")
 

@@ -390,7 +390,7 @@ def custom(function: TileFunction) -> Score:
 def as_score(value: Any) -> Score:
     """A score from a score, or scaled dot followed by a rule."""
     value = unnamed(value)
-    return value if isinstance(value, Score) else ScaledDot() if value is None else ScaledDot().then(value)
+    return value if isinstance(value, Score) else ScaledDot() if value is None else unnamed(ScaledDot().then(value))
 
 
 @dataclass(frozen=True, eq=False)
