@@ -5,6 +5,7 @@ it (`engine`) and hands it back (`result`). Masks, scores, weighings and measure
 """
 
 from regard import cost, errors, measure
+from regard import operators as operators  # graphs need them registered
 from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
 from regard.integrations.torch_sdpa import replacing_sdpa, scaled_dot_product_attention

@@ -20,6 +20,7 @@ from regard.result import Attended
 from regard.spec.precision import without_autocast
 from regard.spec.read import read
 from regard.spec.spec import Inputs, Question
+from regard.traced import NO_NAME, traced
 from regard.weights import Weights
 
 TILED = Tiled()
@@ -35,7 +36,6 @@ def engines() -> tuple[str, ...]:
     return tuple(e.name for e in IN_ORDER)
 
 
-@runs_eagerly
 def attention(
     q: Any,
     k: Any,
@@ -67,6 +67,26 @@ def attention(
     tensor([[1.0000],
             [0.3302]])
     """
+    if torch.compiler.is_compiling():
+        node = traced(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
+        return node if node is not None else _outside(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
+    return _now(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
+
+
+def _now(
+    q: Any,
+    k: Any,
+    v: Any,
+    score: Any,
+    mask: Any,
+    weigh: Any,
+    value: Any,
+    dropout: float,
+    seed: int | None,
+    start: Any,
+    engine: str | None,
+) -> Any:
+    """`attention` outside of any graph."""
     plain = weigh is None and value is None and start is None and engine is None and not dropout
     if plain and (known := repeated(q, k, v, score, mask)) is not None:
         return known
@@ -76,6 +96,9 @@ def attention(
     if plain and plan.engine == NATIVE.name:
         remember(q, k, v, score, mask, lambda: NATIVE.repeated(plan.spec, inputs, plan.tiles))
     return question.shaped(output)
+
+
+_outside = runs_eagerly(_now, NO_NAME)
 
 
 @runs_eagerly
@@ -154,9 +177,22 @@ def answer(
     with without_autocast(question.q.device.type):
         inputs = question.inputs(engine.exact)
         output, statistic = run(engine, plan.spec, plan.tiles, inputs)
-        if question.relative_values is not None:
-            output = output + relative_output(plan.spec, inputs, question.relative_values, statistic, places)
-        if question.weigh.factor is not None:
-            share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
-            output = output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)
-    return output.to(plan.spec.dtype), statistic, inputs
+        return finished(question, plan, inputs, output, statistic, n_k, places), statistic, inputs
+
+
+def finished(
+    question: Question,
+    plan: Plan,
+    inputs: Inputs,
+    output: Tensor,
+    statistic: Tensor | None,
+    n_k: int | Tensor | None = None,
+    places: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """What an engine gave, with what is done to it afterwards: relative values, the factor of a weighing."""
+    if question.relative_values is not None:
+        output = output + relative_output(plan.spec, inputs, question.relative_values, statistic, places)
+    if question.weigh.factor is not None:
+        share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
+        output = output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)
+    return output.to(plan.spec.dtype)

@@ -11,8 +11,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def runs_eagerly(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, never compiled. torch's own decorator would load its compiler when regard is imported."""
+def runs_eagerly(function: Callable[P, R], why: str | None = None) -> Callable[P, R]:
+    """The function, never compiled; a caller that must be compiled whole is told why.
+
+    torch's own decorator would load its compiler when regard is imported.
+    """
     shielded: list[Callable[P, R]] = []
 
     @functools.wraps(function)
@@ -20,9 +23,10 @@ def runs_eagerly(function: Callable[P, R]) -> Callable[P, R]:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
         if not shielded:
-            shielded.append(torch.compiler.disable(function))
+            shielded.append(torch.compiler.disable(function, reason=why))
         return shielded[0](*args, **kwargs)
 
     marked: Any = call
     marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = why
     return call

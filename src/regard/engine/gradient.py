@@ -77,6 +77,19 @@ def run(engine: Engine, spec: Spec, tiles: Tiles, inputs: Inputs) -> tuple[Tenso
     return output, statistic if spec.normaliser.statistic else None
 
 
+def resumed(
+    engine: Engine, spec: Spec, tiles: Tiles, inputs: Inputs, output: Tensor, statistic: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """`run` where the answer is known: nothing is computed but, later, its gradient. Any shape and dtype will do."""
+    rows = spec.batch, spec.heads, spec.n_q
+    output = output.reshape(*rows, spec.value_width).to(engine.exact or spec.dtype)
+    has_statistic = spec.normaliser.statistic is not None
+    known = statistic.reshape(rows).to(engine.exact or spec.precision) if has_statistic else output.new_empty(0)
+    call = Call(engine, spec, tiles, inputs.detached())
+    output, known = _apply(_Known, call, output, known, *inputs.every())
+    return output, known if has_statistic else None
+
+
 def watched(tensors: Sequence[Tensor]) -> bool:
     """Whether torch follows what becomes of the tensors: a gradient, a tangent or a transformation of functions."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
@@ -127,6 +140,25 @@ class _F(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         return _batched(_F, info, in_dims, *args)
+
+
+class _Known(torch.autograd.Function):
+    """F where its answer is known: (call, output, statistic, x...) -> output, statistic."""
+
+    @staticmethod
+    def forward(call: Call, output: Tensor, statistic: Tensor, *x: Tensor) -> tuple[Tensor, Tensor]:
+        return output.detach(), statistic.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *c: Tensor) -> Any:
+        output, statistic, *x = ctx.saved_tensors
+        needs = ctx.needs_input_grad[3:]
+        return None, None, None, *_spread(needs, _apply(_G, ctx.call, tuple(needs), output, statistic, *c, *x))
 
 
 class _G(torch.autograd.Function):

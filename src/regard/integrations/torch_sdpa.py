@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.attention import attention
-from regard.eager import runs_eagerly
 from regard.errors import SpecError
 from regard.spec import mask, score
 from regard.spec.array import over_pairs
@@ -18,7 +17,6 @@ from regard.spec.array import over_pairs
 _original = torch.nn.functional.scaled_dot_product_attention
 
 
-@runs_eagerly
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

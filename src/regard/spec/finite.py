@@ -11,7 +11,9 @@ from torch import Tensor
 
 def all_finite(*tensors: Tensor) -> bool:
     """Whether no tensor holds NaN or inf. May say no of finite numbers whose sum overflows, and says no inside vmap,
-    where nothing can be known: that only costs care."""
+    and while a graph is made, where nothing can be known: that only costs care."""
+    if torch.compiler.is_compiling():
+        return False
     try:
         return all(bool(torch.isfinite(t.sum(dtype=torch.promote_types(t.dtype, torch.float32)))) for t in tensors)
     except RuntimeError:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from regard.spec.regions import Lengths
 from regard.spec.term import Term, renumber
-from regard.spec.trace import trace
+from regard.spec.trace import trace_once
 
 Start = int | Tensor
 
@@ -42,6 +42,7 @@ class Formula:
     tensors: tuple[Captured, ...] = ()
     names: tuple[str, ...] = ()
     checks: tuple[Check, ...] = field(default=())
+    named: ClassVar[Any] = None  # what it was made by, where that has a name; see `spec/named.py`
 
     def check(self, lengths: Lengths, start: Start) -> None:
         for check in self.checks:
@@ -69,11 +70,11 @@ def written(
     checks: Iterable[Check] = (),
     later: tuple[Tensor, FromLengths | FromQueries] | None = None,
 ) -> Formula:
-    """The formula that a function of these variables writes.
+    """The formula that a function of these variables writes, one of regard's own.
 
     `later` is a stand-in tensor that the function captures and what takes its place when a call is read.
     """
-    traced = trace(function, variables)
+    traced = trace_once(function, variables)
     stand_in, make = later or (None, None)
     tensors = tuple(make if make is not None and t is stand_in else t for t in traced.tensors)
     return Formula(traced.term, tensors, tuple(names) or traced.names, tuple(checks))

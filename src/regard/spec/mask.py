@@ -26,11 +26,12 @@ from regard.errors import SpecError, TraceError
 from regard.spec.array import as_tensor
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.fit import Broadcasts, StandsInside, one_each
-from regard.spec.formula import Check, Formula, FromLengths, Start, gather, written
+from regard.spec.formula import Captured, Check, Formula, FromLengths, Start, gather, written
+from regard.spec.named import named, unnamed
 from regard.spec.regions import Cover, Lengths, cover, density
 from regard.spec.term import Term, apply, constant, lookup, variable
 from regard.spec.text import latex, text
-from regard.spec.trace import MASK_VARIABLES
+from regard.spec.trace import MASK_VARIABLES, trace
 
 MaskLike = "Mask | Tensor | NDArray[np.bool_] | Callable[..., Any]"
 Numbers = Sequence[int] | Tensor
@@ -41,19 +42,19 @@ class Mask(Formula):
     """A condition on (b, h, i, j). Join masks with `&`, `|` and `~`; functions and boolean tensors join too."""
 
     def __and__(self, other: Any) -> "Mask":
-        return _joined("and", self, as_mask(other))
+        return _both(self, other)
 
     def __or__(self, other: Any) -> "Mask":
-        return _joined("or", self, as_mask(other))
+        return _either(self, other)
 
     def __rand__(self, other: Any) -> "Mask":
-        return _joined("and", as_mask(other), self)
+        return _both(other, self)
 
     def __ror__(self, other: Any) -> "Mask":
-        return _joined("or", as_mask(other), self)
+        return _either(other, self)
 
     def __invert__(self) -> "Mask":
-        return Mask(apply("not", self.term), self.tensors, self.names, self.checks)
+        return _negated(self)
 
     def __bool__(self) -> bool:
         raise SpecError("a mask has no truth value of its own; join masks with & | ~, not with `and`, `or`, `not`.")
@@ -124,21 +125,38 @@ class Mask(Formula):
 
 def as_mask(value: Any) -> Mask:
     """A mask from a mask, a boolean tensor or array, or a function (b, h, i, j)."""
+    value = unnamed(value)
     if isinstance(value, Mask):
         return value
     if isinstance(value, (Tensor, np.ndarray)):
         return tensor(value)
     if callable(value):
-        return where(value)
+        return unnamed(where(value))
     raise SpecError(
         f"mask must be a mask, a boolean tensor or a function (b, h, i, j); got {type(value).__name__}. "
         "See regard.mask for the built-in ones."
     )
 
 
-def _joined(op: str, left: Mask, right: Mask) -> Mask:
-    (one, other), tensors, names, checks = gather([left, right])
-    return Mask(apply(op, one, other), tensors, names, checks)
+@named
+def _both(left: Any, right: Any) -> Mask:
+    return _joined("and", left, right)
+
+
+@named
+def _either(left: Any, right: Any) -> Mask:
+    return _joined("or", left, right)
+
+
+@named
+def _negated(mask: Any) -> Mask:
+    mask = as_mask(mask)
+    return Mask(apply("not", mask.term), mask.tensors, mask.names, mask.checks)
+
+
+def _joined(op: str, *masks: Any) -> Mask:
+    terms, tensors, names, checks = gather([as_mask(m) for m in masks])
+    return Mask(apply(op, *terms), tensors, names, checks)
 
 
 def _lengths(n_q: int, n_k: int | None, batch: int, heads: int, start: Start | None) -> tuple[Lengths, Start]:
@@ -151,21 +169,29 @@ def _mask(function: Callable[..., Any], *variables: str, **options: Any) -> Mask
     return Mask(made.term, made.tensors, made.names, made.checks)
 
 
+@named
 def where(function: Callable[..., Any]) -> Mask:
     """The mask a function (b, h, i, j) describes, as FlexAttention's `mask_mod`; read once, for reuse.
 
     >>> print(where(lambda b, h, i, j: (i - j) % 3 == 0))
     (i - j) % 3 == 0
     """
-    traced = _mask(function, *MASK_VARIABLES)
+    traced = trace(function, MASK_VARIABLES)
     if traced.term.kind != "bool":
+        got = f"{traced.term.kind} {text(traced.term, traced.names)}"
         raise TraceError(
-            f"a mask function must say True or False; got the {traced.term.kind} {traced}. Compare it with something, "
-            "as in `!= 0`; to change scores use score=."
+            f"a mask function must say True or False; got the {got}. Compare it with something, as in `!= 0`; "
+            "to change scores use score=."
         )
-    return traced
+    return _formula(traced.term, traced.tensors, traced.names)
 
 
+@named
+def _formula(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Mask:
+    return Mask(term, tuple(tensors), tuple(names))
+
+
+@named
 def tensor(values: Any) -> Mask:
     """A boolean tensor of any shape that broadcasts to (batch, heads, n_q, n_k)."""
     values = as_tensor(values, "mask")
@@ -196,6 +222,10 @@ def causal() -> Mask:
     return _CAUSAL
 
 
+named(causal)()  # this one mask learns its name once
+
+
+@named
 def window(before: int, after: int | None = None) -> Mask:
     """Near neighbours: p - before < j < p + after; `after=None` means the same as before.
 
@@ -207,12 +237,14 @@ def window(before: int, after: int | None = None) -> Mask:
     return _mask(lambda p, j: (p - before < j) & (j < p + after), "p", "j")
 
 
+@named
 def dilated(width: int, step: int) -> Mask:
     """A window with gaps: every `step`-th key, fewer than `width` steps away. `dilated(w, 1)` is `window(w)`."""
     _at_least(1, width=width, step=step)
     return _mask(lambda p, j: ((p - j) % step == 0) & (abs(p - j) < width * step), "p", "j")
 
 
+@named
 def blocks(size: int, look_back: int = 0) -> Mask:
     """Chunked local attention: the query's own block of keys and `look_back` blocks before it."""
     _at_least(1, size=size)
@@ -222,12 +254,14 @@ def blocks(size: int, look_back: int = 0) -> Mask:
     return _mask(lambda p, j: (j // size <= p // size) & (p // size - j // size <= look_back), "p", "j")
 
 
+@named
 def strided(stride: int) -> Mask:
     """Sparse Transformer, strided: the last `stride` keys and the query, and every `stride`-th key before."""
     _at_least(1, stride=stride)
     return _mask(lambda p, j: (j <= p) & ((p - j <= stride) | ((p - j) % stride == 0)), "p", "j")
 
 
+@named
 def fixed(stride: int, summary: int = 1) -> Mask:
     """Sparse Transformer, fixed: the query's own block so far, and the last `summary` keys of every block before."""
     _at_least(1, stride=stride, summary=summary)
@@ -235,6 +269,7 @@ def fixed(stride: int, summary: int = 1) -> Mask:
     return _mask(lambda p, j: (j <= p) & ((j // stride == p // stride) | (j % stride >= first)), "p", "j")
 
 
+@named
 def padding(lengths: Numbers, side: str = "right") -> Mask:
     """Real keys only: the first `lengths[b]` of each sequence, or the last ones if the padding is on the left."""
     if side not in ("left", "right"):
@@ -247,6 +282,7 @@ def padding(lengths: Numbers, side: str = "right") -> Mask:
     return _mask(lambda b, j, n_k: j >= n_k - lengths[b], "b", "j", "n_k", **options)
 
 
+@named
 def documents(ids: Numbers, ids_k: Numbers | None = None) -> Mask:
     """Only within the same document. `ids` is (n_k,) or (batch, n_k): one number a key, and so for the queries there.
 
@@ -274,6 +310,7 @@ def documents(ids: Numbers, ids_k: Numbers | None = None) -> Mask:
     return _mask(lambda b, i, j: ids[i] == (keys[b, j] if keys.dim() == 2 else keys[j]), "b", "i", "j", **options)
 
 
+@named
 def prefix(n: int | Numbers) -> Mask:
     """The first n keys, for everyone; `causal() | prefix(n)` is a prefix language model. n may be a list by batch."""
     if isinstance(n, int):
@@ -283,6 +320,7 @@ def prefix(n: int | Numbers) -> Mask:
     return _mask(lambda b, j: j < lengths[b], "b", "j", names=("prefix",), checks=checks)
 
 
+@named
 def tokens(indices: Numbers) -> Mask:
     """Global tokens: every query sees these keys, and the queries at these positions see every key."""
     chosen = _whole(indices, "token indices").flatten().tolist()
@@ -299,6 +337,7 @@ def tokens(indices: Numbers) -> Mask:
     return _mask(either, "p", "j", names=("is_global",))
 
 
+@named
 def random_blocks(size: int, count: int, seed: int = 0) -> Mask:
     """Each block of `size` queries sees `count` blocks of keys, drawn without replacement from `seed`."""
     _at_least(1, size=size)
@@ -323,12 +362,14 @@ class _Draw:
         return chosen.scatter_(1, order[:, : self.count], True)
 
 
+@named
 def longformer(width: int, global_tokens: Numbers = ()) -> Mask:
     """Longformer: keys at most width // 2 away, and global tokens that see and are seen by all."""
     near = window(width // 2 + 1)
     return near | tokens(global_tokens) if len(global_tokens) else near
 
 
+@named
 def bigbird(size: int = 64, *, near: int = 3, ends: int = 1, random: int = 3, seed: int = 0) -> Mask:
     """BigBird: `near` blocks around the query's, the first and last `ends` blocks for all, `random` drawn blocks."""
     _at_least(1, size=size, near=near)

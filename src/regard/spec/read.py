@@ -15,6 +15,7 @@ from regard.spec.array import as_tensor, over_pairs
 from regard.spec.finite import shielded
 from regard.spec.formula import Formula, Start, gather
 from regard.spec.mask import Mask, as_mask
+from regard.spec.named import unnamed
 from regard.spec.regions import Lengths
 from regard.spec.rule import Rule, composed
 from regard.spec.score import RelativeValues, ScaledDot, Score, as_score
@@ -287,6 +288,7 @@ def _together(rule: Formula | None, mask: Mask | None) -> tuple[Formula, Term | 
 
 def _valued(value: Any, v: Tensor, v4: Tensor, leading: tuple[int, ...]) -> tuple[Tensor, RelativeValues | None]:
     """The values a call sums, and the relative ones it adds."""
+    value = unnamed(value)
     if isinstance(value, RelativeValues):
         value.check(v4.shape[-1])
         return v4, value

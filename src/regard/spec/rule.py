@@ -1,7 +1,7 @@
 """Rules: how a score changes with the positions it stands at. A rule is a formula in s, b, h, i (or p) and j."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,12 +13,13 @@ from regard.errors import SpecError
 from regard.spec.array import as_tensor
 from regard.spec.finite import shielded
 from regard.spec.fit import one_each
-from regard.spec.formula import Formula, FromLengths, FromQueries, gather, written
+from regard.spec.formula import Captured, Formula, FromLengths, FromQueries, gather, written
 from regard.spec.mask import broadcast_lookup
+from regard.spec.named import named, unnamed
 from regard.spec.precision import fine, fine_as
 from regard.spec.regions import Lengths
-from regard.spec.term import apply, substitute, variable
-from regard.spec.trace import SCORE_VARIABLES
+from regard.spec.term import Term, apply, substitute, variable
+from regard.spec.trace import SCORE_VARIABLES, trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +29,13 @@ class Rule(Formula):
 
 def as_rule(value: Any) -> Formula:
     """A rule from a rule, a function (s, b, h, i, j) or a tensor to add."""
+    value = unnamed(value)
     if isinstance(value, Formula):
         return value
     if isinstance(value, Tensor):
         return bias(value)
     if callable(value):
-        return rule(value)
+        return unnamed(rule(value))
     raise SpecError(
         f"a rule must be a function (s, b, h, i, j) or one of regard.score's rules; got {type(value).__name__}."
     )
@@ -50,11 +52,19 @@ def written_rule(function: Callable[..., Any], *variables: str, **options: Any) 
     return Rule(apply("to_float", made.term), made.tensors, made.names, made.checks)
 
 
+@named
 def rule(function: Callable[..., Any]) -> Rule:
     """The rule a function (s, b, h, i, j) describes, as FlexAttention's `score_mod`; read once, for reuse."""
-    return written_rule(function, *SCORE_VARIABLES)
+    traced = trace(function, SCORE_VARIABLES)
+    return _formula(apply("to_float", traced.term), traced.tensors, traced.names)
 
 
+@named
+def _formula(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Rule:
+    return Rule(term, tuple(tensors), tuple(names))
+
+
+@named
 def alibi(slopes: Tensor | None = None) -> Rule:
     """s - slopes[h] · |p - j|: nearer is better. `slopes` has one number a head; None takes the standard ones."""
     table = torch.zeros(1) if slopes is None else as_tensor(slopes, "slopes")
@@ -86,6 +96,7 @@ def _standard_slopes(lengths: Lengths) -> Tensor:
     return alibi_slopes(lengths[1])
 
 
+@named
 def softcap(c: float | Tensor) -> Rule:
     """c · tanh(s / c): no score beyond ±c."""
     if not isinstance(c, Tensor) and not c > 0:
@@ -93,6 +104,7 @@ def softcap(c: float | Tensor) -> Rule:
     return written_rule(lambda s: c * torch.tanh(s / c), "s", names=("cap",))
 
 
+@named
 def bias(values: Any) -> Rule:
     """s + values[b, h, i, j] for a tensor of any shape that broadcasts to (batch, heads, n_q, n_k). -inf hides."""
     values = as_tensor(values, "bias")
@@ -102,6 +114,7 @@ def bias(values: Any) -> Rule:
     return Rule(apply("add", variable("s"), term), tensors, names, checks)
 
 
+@named
 def relative(table: Tensor, *, bidirectional: bool = True, max_distance: int = 128) -> Rule:
     """T5's relative bias: s + table[bucket(j - p), h]; `table` is (buckets, heads).
 
@@ -129,6 +142,7 @@ def _bucket(distance: Any, buckets: int, bidirectional: bool, max_distance: int)
     return first + torch.where(distance < exact, distance, far)
 
 
+@named
 def shaw_keys(table: Tensor, scale: float | None = None) -> Rule:
     """Shaw's relative keys: s + scale · q_i·table[clip(j - p)]; `table` is (2 reach + 1, width), scale None is 1/√d.
 

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from regard.errors import SpecError
 from regard.spec.finite import shielded
 from regard.spec.formula import Formula
+from regard.spec.named import named, unnamed
 from regard.spec.precision import fine, fine_as
 from regard.spec.rotary import rotary
 from regard.spec.rule import alibi, as_rule, bias, composed, reach_of, relative, rule, shaw_keys, softcap
@@ -61,6 +62,7 @@ class Score:
     rule: Formula | None = None
     kind: ClassVar[str] = "dot"
     precision: ClassVar[torch.dtype] = torch.float32  # the least that its product must be computed in
+    named: ClassVar[Any] = None  # what it was made by; see `spec/named.py`
 
     @property
     def keeps_rows(self) -> bool:
@@ -69,8 +71,7 @@ class Score:
 
     def then(self, rule: Any) -> "Score":
         """This score, changed by a rule: a `Rule`, a function (s, b, h, i, j), or a tensor to add."""
-        rule = as_rule(rule)
-        return replace(self, rule=rule if self.rule is None else composed(self.rule, rule))
+        return _changed(self, rule)
 
     def check(self, q_width: int, k_width: int) -> None:
         if q_width != k_width:
@@ -119,6 +120,13 @@ class Score:
 
     def formula(self) -> str:
         return "q·k"
+
+
+@named
+def _changed(score: Any, rule: Any) -> Score:
+    first: Score = unnamed(score)
+    rule = as_rule(rule)
+    return replace(first, rule=rule if first.rule is None else composed(first.rule, rule))
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,26 +330,31 @@ class _Watching(TorchFunctionMode):
         return result
 
 
+@named
 def dot() -> Score:
     """q·k."""
     return Score()
 
 
+@named
 def scaled_dot(scale: Number | None = None) -> Score:
     """q·k times `scale`; None means 1/√d. A tensor scale may be learned: one number, or one a head."""
     return ScaledDot(scale=scale)
 
 
+@named
 def multiplicative(w: Tensor) -> Score:
     """q·W·k, Luong's general form; `w` is (width of q, width of k), or one such matrix a head."""
     return Multiplicative(w=w)
 
 
+@named
 def cosine(scale: Number = 1.0) -> Score:
     """The cosine of the angle between q and k, times `scale`. A zero vector has cosine 0 with everything."""
     return Cosine(scale=scale)
 
 
+@named
 def metric(sigma: Number = 1.0) -> Score:
     """-|q - k|² / 2σ²: nearness. A tensor sigma may be learned: one number, or one a head."""
     if not isinstance(sigma, Tensor) and not sigma > 0:
@@ -349,11 +362,13 @@ def metric(sigma: Number = 1.0) -> Score:
     return Metric(sigma=sigma)
 
 
+@named
 def mahalanobis(m: Tensor) -> Score:
     """-(q - k)' M (q - k) / 2 with a symmetric matrix `m`, or one a head; only the symmetric part of m counts."""
     return Metric(m=m)
 
 
+@named
 def additive(w_q: Tensor, w_k: Tensor, u: Tensor, bias: Tensor | None = None) -> Score:
     """u·tanh(W_q q + W_k k + bias), Bahdanau's form.
 
@@ -374,7 +389,8 @@ def custom(function: TileFunction) -> Score:
 
 def as_score(value: Any) -> Score:
     """A score from a score, or scaled dot followed by a rule."""
-    return value if isinstance(value, Score) else scaled_dot() if value is None else scaled_dot().then(value)
+    value = unnamed(value)
+    return value if isinstance(value, Score) else ScaledDot() if value is None else unnamed(ScaledDot().then(value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -383,12 +399,14 @@ class RelativeValues:
 
     table: Tensor
     reach: int
+    named: ClassVar[Any] = None
 
     def check(self, width: int) -> None:
         if self.table.shape[-1] != width:
             raise SpecError(f"shaw_values needs a table as wide as v; got table={self.table.shape[-1]}, v={width}.")
 
 
+@named
 def shaw_values(table: Tensor) -> RelativeValues:
     """Shaw's relative values, given as `value=`: o_i = sum_j a_ij (v_j + table[clip(j - p)]).
 

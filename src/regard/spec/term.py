@@ -61,7 +61,7 @@ class Term:
         return f"{self.op}({', '.join(inside + [repr(a) for a in self.args])})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _intern, (self.op, self.args, self.kind, self.value)
+        return term_of, (self.op, self.args, self.kind, self.value)
 
 
 _pool: WeakValueDictionary[tuple[object, ...], Term] = WeakValueDictionary()
@@ -86,6 +86,11 @@ def _intern(op: str, args: tuple[Term, ...], kind: Kind, value: Number | str | N
             term.reads = looked_up.union(*(a.reads for a in args))
             _pool[key] = term
     return term
+
+
+def term_of(op: str, args: tuple[Term, ...], kind: Kind, value: Number | str | None) -> Term:
+    """The term with exactly these parts, as another process wrote them down."""
+    return _intern(op, args, kind, value)
 
 
 def constant(value: Number) -> Term:

@@ -40,7 +40,7 @@ def trace(function: Callable[..., Any], names: Sequence[str]) -> Traced:
     The function is called twice: one that draws random numbers or reads the clock differs from itself.
     """
     dice = _dice()
-    first, second = _trace_once(function, names), _trace_once(function, names)
+    first, second = trace_once(function, names), trace_once(function, names)
     same = first.term is second.term and all(map(_same_tensor, first.tensors, second.tensors))
     if not same or dice != _dice():
         raise TraceError(
@@ -60,7 +60,9 @@ def _dice() -> tuple[object, ...]:
     return tuple(own)
 
 
-def _trace_once(function: Callable[..., Any], names: Sequence[str]) -> Traced:
+@runs_eagerly
+def trace_once(function: Callable[..., Any], names: Sequence[str]) -> Traced:
+    """The same for a function that is known to be the same formula each time."""
     captures: list[Tensor] = []
     try:
         result = lift(function(*(Symbol(variable(name), captures) for name in names)), captures)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.errors import SpecError
 from regard.spec.fit import one_each
 from regard.spec.formula import Check, Start
+from regard.spec.named import named, unnamed
 from regard.spec.normaliser import Normaliser, Relu, Sigmoid, Softmax
 from regard.spec.regions import Lengths
 from regard.spec.rule import Rule, written_rule
@@ -30,17 +31,20 @@ class Weigh:
     rule: Rule | None = None
     factor: Factor | None = None
     checks: tuple[Check, ...] = ()
+    named: ClassVar[Any] = None  # what it was made by; see `spec/named.py`
 
     def check(self, lengths: Lengths, start: Start) -> None:
         for check in self.checks:
             check(lengths, start)
 
 
+@named
 def softmax() -> Weigh:
     """exp(s) over the row's sum: weights are positive and sum to 1."""
     return Weigh(Softmax(), "softmax")
 
 
+@named
 def sink(logit: float | Tensor = 0.0) -> Weigh:
     """Softmax with one more key of score `logit` and value zero, so that a row may sum to less than 1.
 
@@ -66,6 +70,7 @@ class _Sink:
         return torch.exp(torch.nn.functional.logsigmoid(lse - self.logit.reshape(-1, 1).to(lse)))
 
 
+@named
 def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
     """1 / (1 + exp(-(s + bias))), each pair for itself. A bias near -log(n) starts rows at a sum near 1."""
     if not isinstance(bias, Tensor) and bias == 0.0:
@@ -78,6 +83,7 @@ def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
     return Weigh(Sigmoid(), "sigmoid", rule)
 
 
+@named
 def relu(scale: float | Tensor | None = None) -> Weigh:
     """max(s, 0) · scale, each pair for itself; `scale=None` is 1/n_k, the number of keys."""
     return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=_Shared(scale))
@@ -96,8 +102,9 @@ class _Shared:
 
 
 def as_weigh(value: Any) -> Weigh:
+    value = unnamed(value)
     if value is None:
-        return softmax()
+        return Weigh(Softmax(), "softmax")
     if isinstance(value, Weigh):
         return value
     if isinstance(value, Normaliser):

@@ -1,0 +1,1 @@
+"""Calls inside graphs that torch makes, exports, repeats and spreads over processes."""
