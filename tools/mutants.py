@@ -1,7 +1,7 @@
 """Breaks the code on purpose, one break at a time, and demands that the law named beside the break fails.
 
-The breaks are listed in mutants.toml. Each is applied to a copy of `src` and `tests` in a temporary folder,
-never to the working tree. A break passes when every law named for it fails there, and fails when it survives.
+The breaks are listed in mutants.toml. Each is applied to a copy of the source and the tests in a temporary folder,
+never to the working tree; where it breaks the compiled core, that is built there. A break passes when every law named for it fails there, and fails when it survives.
 
     python tools/mutants.py              every break
     python tools/mutants.py NAME ...     the breaks whose names contain one of the words
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-COPIED = ("src", "tests", "pyproject.toml")
+COPIED = ("src", "tests", "native", "setup.py", "pyproject.toml")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc", ".hypothesis")
 PASSED, FAILED = 0, 1  # what pytest returns; anything else means that it did not get as far as a verdict
 
@@ -45,6 +45,8 @@ class Break:
     def apply(self, root: Path) -> None:
         path = root / self.file
         path.write_text(path.read_text(encoding="utf8").replace(self.old, self.new), encoding="utf8")
+        if self.file.startswith("native/"):
+            build_core(root)
 
 
 def read_list(path: Path, root: Path) -> list[Break]:
@@ -65,8 +67,8 @@ def _check(each: Break, namesakes: int, root: Path) -> None:
     path = root / each.file
     if namesakes != 1:
         raise ListError(f"{each.name}: names must differ; got this one {namesakes} times")
-    if not each.file.startswith("src/") or not path.is_file():
-        raise ListError(f"{each.name}: the file must be one under src; got {each.file}")
+    if not each.file.startswith(("src/", "native/")) or not path.is_file():
+        raise ListError(f"{each.name}: the file must be one under src or native; got {each.file}")
     count = path.read_text(encoding="utf8").count(each.old) if each.old else 0
     if count != 1:
         raise ListError(f"{each.name}: the old text must occur exactly once in {each.file}; got {count} times")
@@ -74,6 +76,16 @@ def _check(each: Break, namesakes: int, root: Path) -> None:
         raise ListError(f"{each.name}: the new text must differ from the old")
     if not each.laws:
         raise ListError(f"{each.name}: at least one law must be named")
+
+
+def build_core(tree: Path) -> None:
+    """The compiled core of a copy, from its own source; quickly built, not quick."""
+    build = tree / "build"
+    command = ["make", "-s", "-C", str(tree / "native" / "tests"), f"BUILD={build}", f"PYTHON={sys.executable}", "site"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise ListError(f"the core must build with its break; got:\n{done.stdout}")
+    shutil.copy2(build / "site" / "regard" / "_core.abi3.so", tree / "src" / "regard")
 
 
 def copy(root: Path, target: Path) -> None:
