@@ -48,7 +48,7 @@ def expected(question: str, shape: Shape, key_shape: Shape, dtype: str) -> Tenso
 def check(who: str, answer: Tensor, question: str, case: Case) -> None:
     """Errors are counted by row, in parts of its largest number: the more keys there are, the smaller an answer is."""
     right = expected(question, case.shape, case.key_shape, case.dtype)
-    errors = (answer[: len(right)] - right).abs().amax(-1) / right.abs().amax(-1)
+    errors = (answer[: right.shape[0], : right.shape[1]] - right).abs().amax(-1) / right.abs().amax(-1)
     error, allowed = float(errors.max()), LARGEST_ERROR[case.dtype]
     if not error < allowed:
         raise WrongAnswer(f"{who} must answer '{case.name}' to {allowed:.0e}; its error is {error:.0e}")

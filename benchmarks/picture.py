@@ -16,6 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 FORWARD, BOTH, INK = "#0b7285", "#f08c00", "#343a40"
 HEIGHT = 0.38  # of a bar, where rows are 1 apart
 
+MODELS = ("encoder", "decoder")
 GROUPS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "against torch": lambda row: _is_torch(row) and bool(row["backward"]) and not _is_tiled(row),
     "few queries over many keys, or a tiny call, without gradients, against torch": lambda row: _is_call(row),
@@ -25,7 +26,6 @@ GROUPS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "rules, against the same written by hand in C++": lambda row: row["case"]["peer"].startswith("twin"),
     "the engine tiled, against torch": lambda row: _is_tiled(row),
 }
-MODELS = ("encoder", "decoder")
 
 
 def _is_torch(row: dict[str, Any]) -> bool:
