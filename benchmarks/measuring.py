@@ -1,21 +1,19 @@
 """One case: everybody's answer is checked, then they take turns."""
 
+import math
 import os
-import statistics
 from collections.abc import Callable
 from functools import cache, partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks import compiled
 from benchmarks.helper import Helper
 from benchmarks.memory import extra_memory
-from benchmarks.peers import Array, Cannot, Failed, Question
+from benchmarks.peers import Cannot, Failed, Question
 from benchmarks.questions import (
     CAP,
-    FUNCTIONS,
     OURS,
     Case,
     Shape,
@@ -23,13 +21,15 @@ from benchmarks.questions import (
     answered,
     around,
     dense_mask,
+    given,
     inputs,
+    ready,
     reference,
 )
-from benchmarks.report import Burst, Row
-from benchmarks.rounds import Patience, Turn, take_turns, timed
+from benchmarks.report import Rate, Row
+from benchmarks.rounds import Patience, Rounds, Turn, take_turns, timed
 
-LARGEST_ERROR = 1e-4
+LARGEST_ERROR = {"float32": 1e-4, "bfloat16": 2e-2}  # a weight of bfloat16 is off by up to 2^-9, and so is an answer
 LARGEST_REFERENCE = 2**27  # pairs, in float64: beyond them the compiled kernels say what is right
 
 
@@ -38,16 +38,20 @@ class WrongAnswer(Exception):
 
 
 @cache
-def expected(question: str, shape: Shape, key_shape: Shape) -> Array:
-    batch, heads, n, _ = shape
-    answer = partial(reference, question) if batch * heads * n * n <= LARGEST_REFERENCE else OURS[question]
-    return answer(*inputs(shape, key_shape)).numpy()
+def expected(question: str, shape: Shape, key_shape: Shape, dtype: str) -> Tensor:
+    pairs = math.prod(shape[:3]) * key_shape[2]
+    answer = partial(reference, question) if pairs <= LARGEST_REFERENCE else OURS[question]
+    asked = given(question, shape, key_shape, dtype)
+    return answer(*(x.float() if x.is_floating_point() else x for x in asked))
 
 
-def check(who: str, answer: Array, question: str, case: Case) -> None:
-    error = float(np.abs(answer - expected(question, case.shape, case.key_shape)).max())
-    if not error < LARGEST_ERROR:
-        raise WrongAnswer(f"{who} must answer '{case.name}' to {LARGEST_ERROR:.0e}; its error is {error:.0e}")
+def check(who: str, answer: Tensor, question: str, case: Case) -> None:
+    """Errors are counted by row, in parts of its largest number: the more keys there are, the smaller an answer is."""
+    right = expected(question, case.shape, case.key_shape, case.dtype)
+    errors = (answer[: right.shape[0], : right.shape[1]] - right).abs().amax(-1) / right.abs().amax(-1)
+    error, allowed = float(errors.max()), LARGEST_ERROR[case.dtype]
+    if not error < allowed:
+        raise WrongAnswer(f"{who} must answer '{case.name}' to {allowed:.0e}; its error is {error:.0e}")
 
 
 def dense_question(case: Case) -> Question:
@@ -65,16 +69,21 @@ def dense_question(case: Case) -> Question:
     )
 
 
+def read(k: Tensor, v: Tensor) -> float:
+    """All keys and values, once: bytes a second."""
+    return (k.nbytes + v.nbytes) / timed(lambda: (k.sum(), v.sum()))()
+
+
 class Measuring:
     """One number of threads: helpers stay alive from case to case."""
 
     def __init__(self, threads: int, libraries: list[str], patience: Patience) -> None:
         self.threads, self.patience = threads, patience
         self.helpers = [Helper(name, threads) for name in libraries]
-        self.burst: Callable[[], float] | None = None
+        self.rates: dict[str, Callable[[], float]] = {}
         try:
             compiled.library()
-            self.burst = partial(compiled.burst, threads)
+            self.rates["burst"] = partial(compiled.burst, threads)
         except compiled.CannotCompile:
             pass  # said once, by main
 
@@ -84,35 +93,37 @@ class Measuring:
 
     def row(self, case: Case) -> Row:
         torch.set_num_threads(os.cpu_count() or 1)  # nothing is timed yet
-        q, k, v = (x.requires_grad_() for x in inputs(case.shape, case.key_shape))
-        gradient = torch.randn(case.shape)
+        asked = given(case.ours, case.shape, case.key_shape, case.dtype)
         with torch.no_grad():
             for name in (case.peer, case.ours):
                 with around(name):
-                    answer = FUNCTIONS[name](q, k, v)
-                check(name, answer.numpy(), answered(name), case)
-            ready, absent, failed = self._others(case)
+                    answer = ready(name, asked)()
+                check(name, answer, answered(name), case)
+            others, absent, failed = self._others(case)
             torch.set_num_threads(self.threads)
-            peer, ours = (self._turn(name, partial(FUNCTIONS[name], q, k, v)) for name in (case.peer, case.ours))
-            forward = take_turns(peer, ours, ready, self.burst, self.patience)
-        peer, ours = (self._turn(name, self._gradients(name, (q, k, v), gradient)) for name in (case.peer, case.ours))
-        backward = take_turns(peer, ours, {}, self.burst, self.patience)
-        bursts = forward.bursts + backward.bursts
+            peer, ours = (self._turn(name, ready(name, asked), case.calls) for name in (case.peer, case.ours))
+            rates = self.rates | ({"reading": partial(read, *asked[1:])} if case.n_k else {})
+            forward = take_turns(peer, ours, others, rates, self.patience)
+        backward = self._backward(case, asked) if case.gradients else None
+        memory_of = partial(
+            extra_memory, shape=case.shape, key_shape=case.key_shape, dtype=case.dtype, gradients=case.gradients
+        )
         return Row(
             case,
             self.threads,
             forward.timing(),
-            backward.timing(),
+            backward.timing() if backward else None,
             others=forward.timings_of_others(),
             left_out=absent,
             failed=failed,
-            burst=Burst(max(bursts), statistics.median(bursts)) if bursts else None,
-            peer_memory=extra_memory(case.peer, case.shape, case.key_shape[1]),
-            our_memory=extra_memory(case.ours, case.shape, case.key_shape[1]),
+            burst=Rate.of(forward, *([backward] if backward else []), name="burst"),
+            reading=Rate.of(forward, name="reading"),
+            peer_memory=memory_of(case.peer),
+            our_memory=memory_of(case.ours),
         )
 
-    def _turn(self, name: str, work: Callable[[], object]) -> Turn:
-        turn = timed(work)
+    def _turn(self, name: str, work: Callable[[], object], calls: int = 1) -> Turn:
+        turn = timed(work, calls)
 
         def inside() -> float:
             with around(name):
@@ -120,10 +131,17 @@ class Measuring:
 
         return inside
 
-    def _gradients(self, name: str, leaves: tuple[Tensor, ...], gradient: Tensor) -> Callable[[], object]:
-        with around(name):
-            output = FUNCTIONS[name](*leaves)
-        return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+    def _backward(self, case: Case, asked: tuple[Tensor, ...]) -> Rounds:
+        leaves = [x.requires_grad_() for x in asked]
+        gradient = torch.randn(case.shape).to(leaves[0])
+
+        def gradients_of(name: str) -> Callable[[], object]:
+            with around(name):
+                output = ready(name, asked)()
+            return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+        peer, ours = (self._turn(name, gradients_of(name)) for name in (case.peer, case.ours))
+        return take_turns(peer, ours, {}, self.rates, self.patience)
 
     def _others(self, case: Case) -> tuple[dict[str, Turn], dict[str, str], dict[str, str]]:
         """The turns of those that answer, why some do not, and how some broke."""
@@ -134,7 +152,7 @@ class Measuring:
             question = dense_question(case)
             for helper in self.helpers:
                 try:
-                    check(helper.library, helper.ask(question), case.ours, case)
+                    check(helper.library, torch.from_numpy(helper.ask(question)), case.ours, case)
                     ready[helper.library] = helper.turn
                 except Cannot as reason:
                     absent[helper.library] = str(reason)

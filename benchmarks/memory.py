@@ -1,14 +1,21 @@
-"""Peak extra memory of one forward and backward pass, in a process of its own.
+"""Peak extra memory of one forward pass, with backward where there is one, in a process of its own.
 
-python -m benchmarks.memory FUNCTION BATCH HEADS N WIDTH KEY_HEADS   ->   bytes beyond inputs, output and gradients
+python -m benchmarks.memory '[FUNCTION, SHAPE, KEY_SHAPE, DTYPE, GRADIENTS]'
+    ->   bytes beyond inputs, output and gradients
 """
 
+import json
+import math
 import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from threading import Thread
+
+import torch
+
+from benchmarks.questions import Case, Shape, answered, around, given, ready
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,39 +24,44 @@ AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 @cache
-def extra_memory(function: str, shape: tuple[int, ...], key_heads: int) -> int:
-    command = [sys.executable, "-m", "benchmarks.memory", function, *map(str, shape), str(key_heads)]
+def extra_memory(function: str, shape: Shape, key_shape: Shape, dtype: str, gradients: bool) -> int:
+    asked = json.dumps([function, shape, key_shape, dtype, gradients])
+    command = [sys.executable, "-m", "benchmarks.memory", asked]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | AT_ONCE, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
-def largest_allowed(n: int) -> int:
-    """Below this nobody kept a number for each pair: a byte each, and some room for buffers of fixed size."""
-    return max(n * n, 4 * 2**20)
+def largest_allowed(case: Case) -> int:
+    """Below this nobody kept a number for each pair: a byte each, and some room for buffers of fixed size.
+
+    Gradients of half precision are summed up as floats, beside those that are handed back.
+    """
+    sums = 0 if case.dtype == "float32" else 4 * (math.prod(case.shape) + 2 * math.prod(case.key_shape))
+    return max(case.pairs, 4 * 2**20) + sums
 
 
-def peak(function: str, batch: int, heads: int, n: int, width: int, key_heads: int) -> int:
-    import torch
+def peak(function: str, shape: Shape, key_shape: Shape, dtype: str, gradients: bool) -> int:
+    asked = given(answered(function), shape, key_shape, dtype)
+    leaves = [x.requires_grad_() for x in asked] if gradients else []
+    answer = ready(function, asked)
+    gradient = torch.randn(shape).to(asked[0])
 
-    from benchmarks.questions import FUNCTIONS, around
-
-    q, k, v = (torch.randn(batch, h, n, width, requires_grad=True) for h in (heads, key_heads, key_heads))
-    gradient = torch.randn(q.shape)
-
-    def work() -> None:
+    def work() -> int:
         torch.set_num_threads(1)
-        with around(function):
-            FUNCTIONS[function](q, k, v).backward(gradient)
+        with around(function), torch.set_grad_enabled(gradients):
+            output = answer()
+            if gradients:
+                output.backward(gradient)
+        return output.nbytes
 
-    work()  # loads what is loaded lazily and makes the peer's mask
-    for x in (q, k, v):
+    tensors = work() + sum(x.nbytes for x in leaves)  # it also loads what is loaded lazily and makes the peer's mask
+    for x in leaves:
         x.grad = None
     high_water()
     before = high_water()
     thread = Thread(target=work)  # a new one has no buffers from the first call
     thread.start()
     thread.join()
-    tensors = 4 * batch * n * width * (2 * heads + 2 * key_heads)  # the output, and the gradients of q, k, v
     return max(0, high_water() - before - tensors)
 
 
@@ -62,4 +74,4 @@ def high_water() -> int:
 
 
 if __name__ == "__main__":
-    print(peak(sys.argv[1], *map(int, sys.argv[2:])))
+    print(peak(*json.loads(sys.argv[1])))

@@ -16,12 +16,24 @@ RESULTS = Path(__file__).parent / "results"
 FORWARD, BOTH, INK = "#0b7285", "#f08c00", "#343a40"
 HEIGHT = 0.38  # of a bar, where rows are 1 apart
 
+MODELS = ("encoder", "decoder")
 GROUPS: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "against torch": lambda row: row["case"]["peer"].startswith(("sdpa", "eager")) and not _is_tiled(row),
+    "against torch": lambda row: _is_torch(row) and bool(row["backward"]) and not _is_tiled(row),
+    "few queries over many keys, or a tiny call, without gradients, against torch": lambda row: _is_call(row),
+    "whole models, without gradients, against the same on torch": lambda row: row["case"]["ours"] in MODELS,
+    "measures of all weights, against regard's own forward pass": lambda row: row["case"]["ours"] == "measure",
     "rules, against plain causal without them": lambda row: row["case"]["peer"] == "causal",
     "rules, against the same written by hand in C++": lambda row: row["case"]["peer"].startswith("twin"),
     "the engine tiled, against torch": lambda row: _is_tiled(row),
 }
+
+
+def _is_torch(row: dict[str, Any]) -> bool:
+    return bool(row["case"]["peer"].startswith(("sdpa", "eager")))
+
+
+def _is_call(row: dict[str, Any]) -> bool:
+    return _is_torch(row) and not row["backward"] and row["case"]["ours"] not in MODELS
 
 
 def _is_tiled(row: dict[str, Any]) -> bool:
@@ -49,7 +61,7 @@ def draw(results: Path, picture: Path) -> None:
     build = data["machine"]["regard"]
     figure.suptitle(
         f"The peer's time over regard's: right of 1 regard is faster. {threads} thread{'s' if threads > 1 else ''}, "
-        f"float32, {build} ({data['machine']['processor']})",
+        f"float32 unless said, {build} ({data['machine']['processor']})",
         x=0.01,
         ha="left",
         fontsize=10,
@@ -58,19 +70,20 @@ def draw(results: Path, picture: Path) -> None:
     figure.savefig(picture)
 
 
-def _ratios(row: dict[str, Any]) -> tuple[float, float]:
-    """Of the best times: forward, and forward with backward."""
+def _ratios(row: dict[str, Any]) -> list[float]:
+    """Of the best times: forward, and where there is one with backward."""
     forward, backward = row["forward"], row["backward"]
-    return (
-        forward["peer"] / forward["ours"],
-        (forward["peer"] + backward["peer"]) / (forward["ours"] + backward["ours"]),
-    )
+    alone = forward["peer"] / forward["ours"]
+    if backward is None:
+        return [alone]
+    return [alone, (forward["peer"] + backward["peer"]) / (forward["ours"] + backward["ours"])]
 
 
 def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for place, (label, colour) in enumerate([("forward", FORWARD), ("forward + backward", BOTH)]):
-        at = [n + (place - 0.5) * HEIGHT for n in range(len(rows))]
-        ratios = [_ratios(row)[place] for row in rows]
+        drawn = [(n, found) for n, row in enumerate(rows) if len(found := _ratios(row)) > place]
+        at = [n + (place - 0.5) * HEIGHT if len(found) > 1 else n for n, found in drawn]
+        ratios = [found[place] for _, found in drawn]
         axes.barh(at, [ratio - 1 for ratio in ratios], HEIGHT * 0.94, left=1, color=colour, label=label)
         for y, ratio in zip(at, ratios, strict=True):
             text = f"{ratio:.2f}" if ratio < 9.95 else f"{ratio:.0f}"
@@ -101,6 +114,8 @@ def _label(row: dict[str, Any]) -> str:
         return f"{name} (dense mask)"
     if peer == "sdpa bias":
         return f"{name} (dense bias)"
+    if peer.startswith("eager chunked"):
+        return f"{name} (eager, in chunks)"
     if peer.startswith("eager"):
         return f"{name} (eager)"
     if peer == "sdpa causal" and "window" in name:
@@ -112,7 +127,7 @@ def _scale(axes: Axes, ratios: list[float]) -> None:
     axes.set_xscale("log")
     low, high = min([0.8, *ratios]) * 0.7, max([2.0, *ratios]) * 1.25
     axes.set_xlim(low, high)
-    ticks = [tick for tick in (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low <= tick <= high]
+    ticks = [tick for tick in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.tick_params(axis="x", labelsize=8.5)

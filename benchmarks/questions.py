@@ -1,4 +1,7 @@
-"""What is asked: cases, and functions of q, k, v that answer with torch or regard; torch gets its masks ready made."""
+"""What is asked: cases, and functions of q, k, v that answer with torch or regard; torch gets its masks ready made.
+
+Of a whole model they are functions of tokens.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,17 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
+from benchmarks import additive, models
 from benchmarks.compiled import ByHand
-from regard import mask, score
+from regard import mask, measure, score
 from regard.spec.rule import Rule
 
 Shape = tuple[int, int, int, int]
-Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
+Answer = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One question asked of both. `peer` and `ours` name functions below; `shape` is (batch, heads, n, width)."""
+    """One question asked of both. `peer` and `ours` name functions below; `shape` is (batch, heads, n, width), in a
+    model of one layer's queries."""
 
     name: str
     shape: Shape
@@ -29,17 +34,33 @@ class Case:
     ours: str
     key_heads: int = 0  # as many as heads
     others: bool = False  # whether other libraries are asked as well
+    n_k: int = 0  # as many keys as queries
+    dtype: str = "float32"
+    gradients: bool = True
+    calls: int = 1  # in one turn
 
     @property
     def key_shape(self) -> Shape:
         batch, heads, n, width = self.shape
-        return batch, self.key_heads or heads, n, width
+        return batch, self.key_heads or heads, self.n_k or n, width
+
+    @property
+    def pairs(self) -> int:
+        """Of one head."""
+        return self.shape[2] * self.key_shape[2]
 
 
-def inputs(shape: Shape, key_shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(shape: Shape, key_shape: Shape, dtype: str = "float32") -> tuple[Tensor, ...]:
     source = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(size, generator=source) for size in (shape, key_shape, key_shape))
-    return q, k, v
+    sizes = (shape, key_shape, key_shape)
+    return tuple(torch.randn(size, generator=source).to(getattr(torch, dtype)) for size in sizes)
+
+
+def given(question: str, shape: Shape, key_shape: Shape, dtype: str) -> tuple[Tensor, ...]:
+    """What a question is about: the tokens of a model, or else q, k, v."""
+    if question in models.RUNS:
+        return (models.prompts(question, shape[0], shape[2]),)
+    return inputs(shape, key_shape, dtype)
 
 
 DOCUMENTS = (300, 1800, 700, 1500, 100, 2000, 900, 892)
@@ -93,6 +114,7 @@ OPTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "bias": lambda n: dict(mask=mask.causal(), score=score.bias(dense_bias(n))),
     "table": lambda n: dict(mask=mask.causal(), score=table_rule(n)),
     "t5": lambda n: dict(mask=mask.causal(), score=t5_rule()),
+    "additive": lambda n: dict(score=score.additive(additive.W_Q, additive.W_K, additive.U)),
     "tiled full": lambda n: dict(engine="tiled"),
     "tiled causal": lambda n: dict(mask=mask.causal(), engine="tiled"),
 }
@@ -102,8 +124,41 @@ def ours(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return regard.attention(q, k, v, **OPTIONS[name](q.shape[-2]))
 
 
-def reference(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return regard.attention(q, k, v, **{**OPTIONS[name](q.shape[-2]), "engine": "reference"})
+def reference(name: str, *asked: Tensor) -> Tensor:
+    """The right answer; to a model, its beginning."""
+    if name in models.RUNS:
+        return models.right_beginning(name, *asked)
+    q, k, v = asked
+    if name == "measure":
+        return measures_written_out(q, k)
+    options = {**OPTIONS[name](q.shape[-2]), "engine": "reference"}
+    if name == "additive":  # all pairs have hidden numbers each: more than fit
+        return torch.cat([regard.attention(part, k, v, **options) for part in q.split(64, -2)], -2)
+    return regard.attention(q, k, v, **options)
+
+
+MAP = 512  # rows and columns of the map
+
+
+def measured(q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+    """Measures of the weights of a call that was made before: each number in a row of its own."""
+    weights = regard.attend(q, k, v).weights
+
+    def pass_over_tiles() -> Tensor:
+        found = weights.measure(measure.entropy, measure.received, measure.pool(MAP, MAP))
+        return _in_rows(found.entropy, found.received, found.pool.mean, found.pool.max)
+
+    return pass_over_tiles
+
+
+def measures_written_out(q: Tensor, k: Tensor) -> Tensor:
+    w = (q.double() @ k.double().mT / q.shape[-1] ** 0.5).softmax(-1)
+    cells = w.unflatten(-1, (MAP, -1)).unflatten(-3, (MAP, -1))  # (..., row, query in it, column, key in it)
+    return _in_rows(-(w * w.log()).sum(-1), w.sum(-2), cells.mean((-3, -1)), cells.amax((-3, -1)))
+
+
+def _in_rows(*numbers: Tensor) -> Tensor:
+    return torch.cat([x.flatten() for x in numbers]).unsqueeze(-1)
 
 
 @cache
@@ -145,6 +200,10 @@ def sdpa_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
+def sdpa_grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
 def eager_softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = q @ k.mT / q.shape[-1] ** 0.5
     return (CAP * torch.tanh(s / CAP)).softmax(-1) @ v
@@ -152,6 +211,7 @@ def eager_softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 PEERS: dict[str, Answer] = {
     "sdpa": F.scaled_dot_product_attention,
+    "sdpa gqa": sdpa_grouped,
     "sdpa causal": sdpa_causal,
     "sdpa causal gqa": sdpa_causal,
     "sdpa bias": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=added("alibi", q.shape[-2])),
@@ -160,26 +220,48 @@ PEERS: dict[str, Answer] = {
         for name in ("causal", "window", "documents", "bigbird", "longformer")
     },
     "eager softcap": eager_softcap,
+    "eager additive": additive.eager,
+    "eager chunked additive": additive.chunked,
+    **{f"sdpa {name}": run for name, run in models.RUNS.items()},
 }
 ANSWERED = {  # by peers whose name does not say it
     "sdpa": "full",
+    "sdpa gqa": "full",
     "sdpa causal": "causal",
     "sdpa causal gqa": "causal",
     "sdpa bias": "alibi",
 }
 TWINS = {f"twin {name}": name for name in ("causal", "alibi", "softcap", "window")}
-OURS: dict[str, Answer] = {name: partial(ours, name) for name in OPTIONS}
+OURS: dict[str, Answer] = {
+    **{name: partial(ours, name) for name in OPTIONS},
+    "measure": lambda q, k, v: measured(q, k, v)(),
+    **models.RUNS,
+}
 FUNCTIONS = PEERS | OURS | {twin: OURS[name] for twin, name in TWINS.items()}
 
 
+def ready(function: str, asked: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    """Answers once, when called; what is measured is computed before."""
+    return measured(*asked) if function == "measure" else partial(FUNCTIONS[function], *asked)
+
+
 def answered(function: str) -> str:
-    """The question that a function answers, as a name of `OPTIONS`: in some cases peer and regard differ in it."""
+    """The question that a function answers, as a name of `OURS`: in some cases peer and regard differ in it."""
     return ANSWERED.get(function) or function.split()[-1]
 
 
 def around(function: str) -> AbstractContextManager[None]:
-    """What must hold while a function and its gradient run: a twin's kernels stand in for the library's."""
+    """What must hold while a function and its gradient run: a twin's kernels stand in for the library's, and regard
+    stands in for torch in a model."""
+    if function in models.RUNS:
+        return regard.replacing_sdpa()
     return ByHand(TWINS[function], 256, CAP, SLOPES) if function in TWINS else nullcontext()
+
+
+def decode(name: str, shape: Shape, n_k: int, key_heads: int = 0) -> Case:
+    """Few queries over many keys."""
+    peer = "sdpa gqa" if key_heads else "sdpa"
+    return Case(name, shape, peer, "full", key_heads, n_k=n_k, gradients=False)
 
 
 CASES = [
@@ -209,6 +291,20 @@ CASES = [
     Case("causal window 256, n 8192", (1, 1, 8192, 64), "twin window", "window"),
     *(Case(f"tiled: full, n {n}", (1, 1, n, 64), "sdpa", "tiled full") for n in (4096, 8192, 16384)),
     *(Case(f"tiled: causal, n {n}", (1, 1, n, 64), "sdpa causal", "tiled causal") for n in (4096, 16384)),
+    Case("bfloat16: full, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa", "full", dtype="bfloat16"),
+    Case("bfloat16: causal, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa causal", "causal", dtype="bfloat16"),
+    Case("additive, n 1024", (1, 1, 1024, 64), "eager additive", "additive"),
+    Case("additive, n 4096", (1, 1, 4096, 64), "eager chunked additive", "additive"),
+    decode("decode, 8 heads, 65536 keys", (1, 8, 1, 64), 65536),
+    decode("decode, 8 heads on 1 of keys, 65536 keys", (1, 8, 1, 64), 65536, 1),
+    decode("decode, 32 heads on 8, width 128, 16384 keys", (1, 32, 1, 128), 16384, 8),
+    decode("decode, 4 queries, 32 heads on 8, width 128, 16384 keys", (1, 32, 4, 128), 16384, 8),
+    decode("decode, 16 queries, 8 heads, 16384 keys", (1, 8, 16, 64), 16384),
+    Case("tiny call, 8 heads, n 16", (1, 8, 16, 64), "sdpa", "full", gradients=False, calls=1000),
+    Case("measure entropy, received, map, n 8192", (1, 1, 8192, 64), "full", "measure", gradients=False),
+    Case("encoder as MiniLM, batch 32, n 128", (32, 12, 128, 32), "sdpa encoder", "encoder", gradients=False),
+    Case("encoder as MiniLM, batch 32, n 512", (32, 12, 512, 32), "sdpa encoder", "encoder", gradients=False),
+    Case("decoder as GPT-2, 64 tokens after 2048", (1, 12, 2048, 64), "sdpa decoder", "decoder", gradients=False),
 ]
 QUICK = [
     Case("full, n 2048", (1, 1, 2048, 64), "sdpa", "full", others=True),
@@ -216,4 +312,6 @@ QUICK = [
     Case("causal window 256, n 2048", (1, 1, 2048, 64), "sdpa mask window", "window", others=True),
     Case("softcap 50, n 1024", (1, 1, 1024, 64), "eager softcap", "softcap", others=True),
     Case("causal window 256, n 2048", (1, 1, 2048, 64), "twin window", "window"),
+    decode("decode, 8 heads on 1 of keys, 16384 keys", (1, 8, 1, 64), 16384, 1),
+    Case("additive, n 256", (1, 1, 256, 64), "eager additive", "additive"),
 ]

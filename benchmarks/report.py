@@ -1,21 +1,29 @@
 """What a run says: its rows, the tables that are printed, and what is wrong with them."""
 
+import math
+import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from benchmarks.memory import largest_allowed
+from benchmarks.models import RUNS
 from benchmarks.questions import Case
-from benchmarks.rounds import Timing
+from benchmarks.rounds import Rounds, Timing
 
 
 @dataclass(frozen=True)
-class Burst:
-    """Floating point operations a second, in bursts of multiply-adds beside the rounds."""
+class Rate:
+    """What the machine itself did a second, beside the rounds."""
 
     best: float
     median: float
+
+    @classmethod
+    def of(cls, *rounds: Rounds, name: str) -> "Rate | None":
+        found = [rate for some in rounds for rate in some.rates.get(name, [])]
+        return cls(max(found), statistics.median(found)) if found else None
 
     @property
     def load(self) -> float:
@@ -27,25 +35,37 @@ class Row:
     case: Case
     threads: int
     forward: Timing
-    backward: Timing
+    backward: Timing | None  # None without gradients
     others: dict[str, Timing]  # forward only
     left_out: dict[str, str]  # libraries that cannot answer, and why
     failed: dict[str, str]
-    burst: Burst | None  # None without a C++ compiler
+    burst: Rate | None  # floating point operations in multiply-adds; None without a C++ compiler
+    reading: Rate | None  # bytes of keys and values added up by torch; None where there are as many queries
     peer_memory: int
     our_memory: int
 
     @property
-    def both(self) -> Timing:
-        return self.forward.and_then(self.backward)
+    def both(self) -> Timing | None:
+        return self.backward and self.forward.and_then(self.backward)
 
     @property
     def peak_share(self) -> float | None:
         """How much of the burst's best rate the two products of the forward pass reach, where every pair counts."""
         if self.burst is None or not self.case.ours.endswith("full"):
             return None
-        batch, heads, n, width = self.case.shape
-        return 4 * batch * heads * n * n * width / self.forward.ours / self.burst.best
+        batch, heads, _, width = self.case.shape
+        return 4 * batch * heads * self.case.pairs * width / self.forward.ours / self.burst.best
+
+    @property
+    def read_rate(self) -> float | None:
+        """Bytes of keys and values a second, as if each was read once."""
+        if self.reading is None:
+            return None
+        return 2 * math.prod(self.case.key_shape) * 4 / self.forward.ours
+
+    @property
+    def read_share(self) -> float | None:
+        return self.read_rate / self.reading.best if self.read_rate and self.reading else None
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -57,14 +77,14 @@ def _table(title: str, *columns: str) -> Table:
 
 def main_table(rows: list[Row]) -> Table:
     result = _table(
-        "peer's time / regard's: best (median); extra memory of forward + backward; share of the peak, forward",
+        "peer's time / regard's: best (median); extra memory of both passes; share of the peak, forward",
         *("case", "peer", "threads", "forward", "backward", "forward + backward"),
         *("peer memory", "our memory", "of peak", "load"),
     )
     for row in rows:
         result.add_row(
             *(row.case.name, row.case.peer, str(row.threads)),
-            *(f"{t.ratio:.2f} ({t.ratio_median:.2f})" for t in (row.forward, row.backward, row.both)),
+            *(_ratio(timing) for timing in (row.forward, row.backward, row.both)),
             *(f"{m / 2**20:.1f} MiB" for m in (row.peer_memory, row.our_memory)),
             "" if row.peak_share is None else f"{row.peak_share:.2f}",
             "" if row.burst is None else f"{row.burst.load:.2f}",
@@ -72,15 +92,39 @@ def main_table(rows: list[Row]) -> Table:
     return result
 
 
+def _ratio(timing: Timing | None) -> str:
+    return "" if timing is None else f"{timing.ratio:.2f} ({timing.ratio_median:.2f})"
+
+
+def times_table(rows: list[Row]) -> Table:
+    """Rows without gradients: where not only the ratio matters."""
+    result = _table(
+        "seconds of one call without gradients, best; keys and values read in a second, and by torch's sum beside it",
+        *("case", "peer", "threads", "peer's time", "regard's time", "read", "sum reads", "share"),
+    )
+    for row in (row for row in rows if row.backward is None):
+        rates = row.read_rate, row.reading.best if row.reading else None
+        result.add_row(
+            *(row.case.name, row.case.peer, str(row.threads)),
+            *(_seconds(time) for time in (row.forward.peer, row.forward.ours)),
+            *("" if rate is None else f"{rate / 1e9:.1f} GB/s" for rate in rates),
+            "" if row.read_share is None else f"{row.read_share:.2f}",
+        )
+    return result
+
+
+def _seconds(time: float) -> str:
+    if time < 1e-3:
+        return f"{time * 1e6:.1f} µs"
+    return f"{time * 1e3:.1f} ms" if time < 1 else f"{time:.2f} s"
+
+
 def others_table(rows: list[Row]) -> Table:
     asked = [row for row in rows if row.others or row.left_out or row.failed]
     libraries = list(dict.fromkeys(name for row in asked for name in (*row.others, *row.left_out, *row.failed)))
     result = _table("library's time / regard's, forward, best (median)", "case", "threads", *libraries)
     for row in asked:
-        cells = [
-            f"{row.others[name].ratio:.2f} ({row.others[name].ratio_median:.2f})" if name in row.others else "-"
-            for name in libraries
-        ]
+        cells = [_ratio(row.others[name]) if name in row.others else "-" for name in libraries]
         result.add_row(row.case.name, str(row.threads), *cells)
     return result
 
@@ -95,10 +139,13 @@ def left_out(rows: list[Row]) -> list[str]:
 
 
 def complaints(rows: list[Row]) -> list[str]:
-    """Why a run has failed: a library broke or was wrong, or regard kept a number for each pair."""
+    """Why a run has failed: a library broke or was wrong, or regard kept a number for each pair.
+
+    A model keeps much that is not attention's, so that its memory says nothing of pairs.
+    """
     found = [f"{library}: {row.case.name}: {failure}" for row in rows for library, failure in row.failed.items()]
-    for row in rows:
-        allowed = largest_allowed(row.case.shape[2])
+    for row in (row for row in rows if row.case.ours not in RUNS):
+        allowed = largest_allowed(row.case)
         if row.our_memory >= allowed:
             found.append(
                 f"regard took {row.our_memory:,} bytes beyond its tensors for '{row.case.name}'; "

@@ -1,5 +1,5 @@
-"""Turns: everybody runs once a round, so that a busy machine slows all of them, and a burst beside each round tells how
-busy it was."""
+"""Turns: everybody runs once a round, so that a busy machine slows all of them, and what the machine itself does a
+second, measured beside each round, tells how busy it was."""
 
 import statistics
 import time
@@ -13,13 +13,18 @@ PAUSE = 0.01  # threads that have finished go on looking for work for a while, a
 
 @dataclass(frozen=True)
 class Patience:
-    """How often: at least so many rounds, and more until the seconds are spent, up to a limit."""
+    """How often: at least so many rounds, and more until the seconds are spent, up to a limit.
+
+    Where the pair takes longer than `slow` seconds, fewer rounds must do.
+    """
 
     seconds: float = 4.0
     least: int = 5
     most: int = 25
     least_of_others: int = 3
     seconds_of_others: float = 1.0
+    slow: float = 4.0
+    least_if_slow: int = 3
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Rounds:
     peer: list[float] = field(default_factory=list)
     ours: list[float] = field(default_factory=list)
     others: dict[str, list[float]] = field(default_factory=dict)
-    bursts: list[float] = field(default_factory=list)  # floating point operations a second
+    rates: dict[str, list[float]] = field(default_factory=dict)  # of the machine itself, a second
 
     def timing(self) -> Timing:
         return _timing(self.peer, self.ours)
@@ -72,26 +77,30 @@ def _timing(peer: Sequence[float], ours: Sequence[float]) -> Timing:
     return Timing(min(peer), min(ours), statistics.median(peer), statistics.median(ours), len(peer))
 
 
-def timed(work: Callable[[], object]) -> Turn:
+def timed(work: Callable[[], object], calls: int = 1) -> Turn:
+    """The seconds of one call, of so many in a row."""
+
     def turn() -> float:
         begin = time.perf_counter()
-        work()
-        return time.perf_counter() - begin
+        for _ in range(calls):
+            work()
+        return (time.perf_counter() - begin) / calls
 
     return turn
 
 
 def take_turns(
-    peer: Turn, ours: Turn, others: Mapping[str, Turn], burst: Callable[[], float] | None, patience: Patience
+    peer: Turn, ours: Turn, others: Mapping[str, Turn], rates: Mapping[str, Callable[[], float]], patience: Patience
 ) -> Rounds:
     """The pair changes places from round to round, because who comes second finds the inputs in the caches."""
-    found = Rounds(others={name: [] for name in others})
-    peer(), ours()
-    while len(found.ours) < patience.least or (
+    found = Rounds(others={name: [] for name in others}, rates={name: [] for name in rates})
+    is_slow = peer() + ours() > patience.slow
+    least = min(patience.least, patience.least_if_slow) if is_slow else patience.least
+    while len(found.ours) < least or (
         len(found.ours) < patience.most and sum(found.peer) + sum(found.ours) < patience.seconds
     ):
-        if burst is not None:
-            found.bursts.append(burst())
+        for name, rate in rates.items():
+            found.rates[name].append(rate())
         pair = [(peer, found.peer), (ours, found.ours)]
         for turn, into in pair if len(found.ours) % 2 else reversed(pair):
             into.append(turn())

@@ -5,7 +5,8 @@
 
 A ratio is the peer's time over regard's: above 1 regard is faster. Everybody's answer is first compared with the engine
 that defines correct. Then peer and regard take turns, so that a busy machine slows both, and beside each round runs a
-burst of multiply-adds: how much it varies tells how loaded the machine was, and its best is the processor's peak. Other
+burst of multiply-adds: how much it varies tells how loaded the machine was, and its best is the processor's peak. Where
+few queries meet many keys, torch adds up the same keys and values beside each round: how fast the machine reads. Other
 libraries take their turns in processes of their own, with the first number of threads alone. Memory is measured in a
 process of its own, as the growth of its peak beyond inputs, output and gradients.
 """
@@ -28,11 +29,12 @@ from benchmarks import compiled, picture
 from benchmarks.measuring import Measuring
 from benchmarks.peers import LIBRARIES
 from benchmarks.questions import CASES, QUICK, TWINS
-from benchmarks.report import Row, complaints, left_out, main_table, others_table
+from benchmarks.report import Row, complaints, left_out, main_table, others_table, times_table
 from benchmarks.rounds import Patience
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "onnxruntime", "openvino", "jax", "keras")
+DERIVED = ("peak_share", "read_rate", "read_share")  # what is written although it follows from the rest
 NO_TIME_TO_COMPILE = "flex_attention"  # each variant takes it ten seconds and more
 
 
@@ -65,7 +67,7 @@ def write(rows: list[Row], patience: Patience) -> None:
     data = {
         "machine": machine(),
         "patience": asdict(patience),
-        "rows": [asdict(row) | {"peak_share": row.peak_share} for row in rows],
+        "rows": [asdict(row) | {name: getattr(row, name) for name in DERIVED} for row in rows],
     }
     (RESULTS / "attention.json").write_text(json.dumps(data, indent=1) + "\n")
 
@@ -102,7 +104,8 @@ def main() -> None:
                     if writes:  # after each one, so that a run that is cut off is not lost
                         write(rows, patience)
                     progress.advance(task)
-    console.print(main_table(rows), others_table(rows), *left_out(rows), sep="\n", markup=False)
+    tables = main_table(rows), times_table(rows), others_table(rows)
+    console.print(*(table for table in tables if table.row_count), *left_out(rows), sep="\n", markup=False)
     if writes:
         picture.draw(RESULTS / "attention.json", RESULTS / "attention.png")
         console.print("written to benchmarks/results/: attention.json, attention.png")
