@@ -69,9 +69,15 @@ struct Part {
   // contiguous: (b, h, i, j), changed by the rule and -inf where hidden; (b, h, i, j); and (b, h, i), the sum of
   // -w log w over these keys
   float *scores, *weights, *entropy;
+  // cells of so many keys, counted from the first key of all, or 0; and (b, h, i, cells of these keys), the sum and the
+  // maximum of a row's weights in each
+  int64_t cell;
+  float *cell_sums, *cell_tops;
+
+  int64_t cells() const { return cell ? (j.last - 1) / cell - j.first / cell + 1 : 0; }
 };
 
-static_assert(sizeof(Part) == 8 * 12, "every field has eight bytes");
+static_assert(sizeof(Part) == 8 * 15, "every field has eight bytes");
 
 // One build of the kernels for one instruction set.
 struct Kernels {

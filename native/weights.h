@@ -7,7 +7,7 @@ struct PartOfWeights {
 
   size_t scratch() const {
     const int64_t registers = problem.program ? problem.program->registers : 0;
-    return KEYS * PANEL + registers * ROWS * PANEL + Queries::space(problem, PANEL) + Additive::space(problem) +
+    return KEYS * PANEL + registers * ROWS * PANEL + 2 * part.cells() * PANEL + Queries::space(problem, PANEL) + Additive::space(problem) +
            space_of(problem.kind, KEYS + PANEL, problem.width) + 64;
   }
 
@@ -24,6 +24,8 @@ struct PartOfWeights {
       return here;
     };
     float* scores = take(KEYS * PANEL);
+    float *sums = take(part.cells() * PANEL), *tops = take(part.cells() * PANEL);  // of cells, a row of lanes each
+    std::fill(sums, sums + 2 * part.cells() * PANEL, 0.0f);
     float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
     const bool ruled = p.program && p.program->rule;
     static const Program nothing{};
@@ -52,16 +54,21 @@ struct PartOfWeights {
         if (ruled || part.hides) apply_program<N>(piece, machine);
         const int64_t place = row * part.j.size() + key - part.j.first;
         REGARD_UNROLL for (int j = 0; j < N; ++j)
-          write(scores + j * LANES, N * LANES, keys, std::min<int64_t>(LANES, count - j * LANES), lse + j * LANES,
-                place + j * LANES * part.j.size(), entropy + j * LANES);
+          write(scores + j * LANES, N * LANES, key, keys, std::min<int64_t>(LANES, count - j * LANES), lse + j * LANES,
+                place + j * LANES * part.j.size(), entropy + j * LANES, sums + j * LANES, tops + j * LANES);
       });
     }
     std::copy_n(entropy, count, part.entropy + row);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t c = 0; c < part.cells(); ++c) {
+        part.cell_sums[(row + i) * part.cells() + c] = sums[c * PANEL + i];
+        part.cell_tops[(row + i) * part.cells() + c] = tops[c * PANEL + i];
+      }
   }
 
   // Scores of some keys and a vector of queries, and their weights, from columns of lanes to rows of keys.
-  void write(const float* from, int64_t from_row, int64_t keys, int64_t count, const float* lse, int64_t place,
-             float* entropy) const {
+  void write(const float* from, int64_t from_row, int64_t key, int64_t keys, int64_t count, const float* lse,
+             int64_t place, float* entropy, float* cell_sums, float* cell_tops) const {
     const Vec origin = load(lse);
     Vec sum{};
     const int64_t to_row = part.j.size();
@@ -76,10 +83,22 @@ struct PartOfWeights {
         sums[i % 2] += choose(IntVec(weight[i] == 0.0f), Vec{}, weight[i] * log);
       }
       sum -= sums[0] + sums[1];
+      if (part.cell) add_to_cells(weight, key + t, here, cell_sums, cell_tops);
       put(score, part.scores + place + t, to_row, count, here);
       put(weight, part.weights + place + t, to_row, count, here);
     }
     store(entropy, load(entropy) + sum);
+  }
+
+  // Weights of some keys, to their cells.
+  void add_to_cells(const Vec (&weight)[LANES], int64_t key, int64_t keys, float* sums, float* tops) const {
+    for (int64_t i = 0; i < keys;) {
+      const int64_t cell = (key + i) / part.cell, end = std::min(keys, (cell + 1) * part.cell - key);
+      float *sum = sums + (cell - part.j.first / part.cell) * PANEL, *top = tops + (sum - sums);
+      Vec total = load(sum), most = load(top);
+      for (; i < end; ++i) total += weight[i], most = larger(weight[i], most);
+      store(sum, total), store(top, most);
+    }
   }
 
   static void put(Vec (&columns)[LANES], float* to, int64_t to_row, int64_t rows, int64_t keys) {

@@ -250,8 +250,8 @@ def test_one_pass_visits_every_tile_once_however_many_measures_run(causal, monke
     looked = []
     once = regard.weights.Weights._tiles
 
-    def counted(self):
-        for tile in once(self):
+    def counted(self, cell):
+        for tile in once(self, cell):
             looked.append(tuple(tile.weights.shape))
             yield tile
 

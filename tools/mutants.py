@@ -1,7 +1,8 @@
 """Breaks the code on purpose, one break at a time, and demands that the law named beside the break fails.
 
 The breaks are listed in mutants.toml. Each is applied to a copy of the source and the tests in a temporary folder,
-never to the working tree; where it breaks the compiled core, that is built there. A break passes when every law named for it fails there, and fails when it survives.
+never to the working tree; where it breaks the compiled core, that is built there. A break passes when every law
+named for it fails there, and fails when it survives.
 
     python tools/mutants.py              every break
     python tools/mutants.py NAME ...     the breaks whose names contain one of the words

@@ -95,7 +95,7 @@ struct Found {
     scores.assign(queries * s.n_k, NAN), weights.assign(queries * s.n_k, NAN), entropy.assign(queries, NAN);
     const bool hides = bool(question.asked.sees);
     finished = build.weights(p, {{0, s.batch}, {0, s.heads}, {0, s.n_q}, {0, s.n_k}, hides, scores.data(),
-                                 weights.data(), entropy.data()}, pause);
+                                 weights.data(), entropy.data(), 0, nullptr, nullptr}, pause);
     if (!finished) return;
     const std::vector<float> d_lse(queries);
     p.d_output = question.d_output.place, p.d_lse = d_lse.data();

@@ -22,16 +22,29 @@ Shaped = Callable[[Tensor], Any]
 
 @dataclass(frozen=True, eq=False)
 class WeightTile:
-    """The weights of some queries and keys, (batch, heads, queries, keys), with their scores and positions."""
+    """The weights of some queries and keys, (batch, heads, queries, keys), with their scores and positions.
+
+    The next tile may be written over this one: what must last is copied.
+    """
 
     positions: Positions
     scores: Tensor
     weights: Tensor
     known_entropy: Tensor | None = None
+    cell: int = 0
+    known_cells: tuple[Tensor, Tensor] | None = None  # for cells of so many keys
 
     def entropy(self) -> Tensor:
         """The sum of -a log a over this tile's keys, (batch, heads, queries)."""
         return torch.special.entr(self.weights).sum(-1) if self.known_entropy is None else self.known_entropy
+
+    def cells(self, size: int) -> tuple[Tensor, Tensor]:
+        """The sum and the maximum of each row's weights in cells of `size` keys, counted from the first of all."""
+        if self.known_cells is not None and size == self.cell:
+            return self.known_cells
+        padded = _whole_cells(self.weights, -1, self.first("j"), size)
+        cells = padded.unflatten(-1, (-1, size))
+        return cells.sum(-1), cells.amax(-1)
 
     def rows(self, whole: Tensor) -> Tensor:
         """The part of a (batch, heads, n_q, ...) tensor for this tile's queries, the same memory."""
@@ -210,16 +223,27 @@ class Pooled(NamedTuple):
     cell: tuple[int, int]
 
 
+def _whole_cells(x: Tensor, dim: int, first: int, size: int) -> Tensor:
+    """The rows or columns from `first` on, with as many zeros around them as fill whole cells.
+
+    Weights are never negative, so zeros change neither sums nor maxima.
+    """
+    before = first % size
+    after = -(before + x.shape[dim]) % size
+    around = (before, after) if dim == -1 else (0, 0, before, after)
+    return torch.nn.functional.pad(x, around) if before or after else x
+
+
 @dataclass(frozen=True, eq=False)
 class _Pool(Measure):
     rows: int
     columns: int
 
     def begin(self, spec: Spec, inputs: Inputs) -> Running:
-        return _RunningPool(spec, inputs, self.rows, self.columns)
+        return RunningPool(spec, inputs, self.rows, self.columns)
 
 
-class _RunningPool(Running):
+class RunningPool(Running):
     def __init__(self, spec: Spec, inputs: Inputs, rows: int, columns: int) -> None:
         self.exact = spec.precision
         self.cell = (max(1, -(-spec.n_q // rows)), max(1, -(-spec.n_k // columns)))
@@ -229,25 +253,15 @@ class _RunningPool(Running):
         self.largest = _zeros(spec, inputs, *shape, dtype=spec.precision)
 
     def step(self, tile: WeightTile) -> None:
-        # weights are never negative, so zeros around the tile change neither sums nor maxima
-        (above, rows), (left, columns) = (self._margin(tile, axis) for axis in (0, 1))
-        height, width = tile.weights.shape[-2:]
-        down, right = rows * self.cell[0] - above - height, columns * self.cell[1] - left - width
-        around = (left, right, above, down)
-        padded = torch.nn.functional.pad(tile.weights, around) if any(around) else tile.weights
-        cells = padded.unflatten(-1, (columns, self.cell[1])).unflatten(-3, (rows, self.cell[0]))
-        row, column = tile.first("i") // self.cell[0], tile.first("j") // self.cell[1]
-        at = (slice(None), slice(None), slice(row, row + rows), slice(column, column + columns))
-        # over the rows of a cell first: their numbers lie side by side
-        tile.heads(self.total)[at].add_(cells.sum(-3).sum(-1))
+        height, width = self.cell
+        sums, tops = (
+            _whole_cells(x, -2, tile.first("i"), height).unflatten(-2, (-1, height)) for x in tile.cells(width)
+        )
+        row, column = tile.first("i") // height, tile.first("j") // width
+        at = (slice(None), slice(None), slice(row, row + sums.shape[-3]), slice(column, column + sums.shape[-1]))
+        tile.heads(self.total)[at].add_(sums.sum(-2))
         largest = tile.heads(self.largest)[at]
-        torch.maximum(largest, cells.amax(-3).amax(-1), out=largest)
-
-    def _margin(self, tile: WeightTile, axis: int) -> tuple[int, int]:
-        """How far the tile begins inside its first cell, and over how many cells it reaches."""
-        first, cell = tile.first("ij"[axis]), self.cell[axis]
-        length = tile.weights.shape[axis - 2]
-        return first % cell, (first + length - 1) // cell - first // cell + 1
+        torch.maximum(largest, tops.amax(-2), out=largest)
 
     def finish(self, shaped: Shaped) -> Any:
         sizes = []

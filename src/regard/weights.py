@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.engine.dense import block, positions_of
 from regard.engine.parts import Parts
 from regard.errors import BudgetError, SpecError
-from regard.measure import Measure, Measured, WeightTile
+from regard.measure import Measure, Measured, RunningPool, WeightTile
 from regard.plan.blocks import blocks, strips
 from regard.plan.choose import Plan
 from regard.spec.array import as_tensor
@@ -23,6 +23,8 @@ from regard.spec.finite import all_finite
 from regard.spec.precision import without_autocast
 from regard.spec.regions import Cover
 from regard.spec.spec import Inputs, Question
+
+CELL = 4  # keys: smaller cells are nearly as many as pairs
 
 
 class Weights:
@@ -108,7 +110,8 @@ class Weights:
                 raise SpecError(f"measure takes measures such as measure.entropy; got {measure!r}.")
         with torch.no_grad(), without_autocast(self._inputs.q.device.type):
             running = [m.begin(self._plan.spec, self._inputs) for m in measures]
-            for tile in self._tiles():
+            cell = next((state.cell[1] for state in running if isinstance(state, RunningPool)), 0)
+            for tile in self._tiles(cell if cell >= CELL else 0):
                 for state in running:
                     state.step(tile)
             return Measured(measures, [state.finish(self._question.shaped) for state in running])
@@ -142,16 +145,16 @@ class Weights:
         share = 1.0 if factor is None else factor(self._statistic, spec.n_k)
         return share.expand(spec.lengths[:3]) if isinstance(share, Tensor) else share
 
-    def _tiles(self) -> Iterator[WeightTile]:
+    def _tiles(self, cell: int) -> Iterator[WeightTile]:
         spec, inputs, parts, share = self._plan.spec, self._inputs, self._parts(), self._share()
         cover = blocks(spec, inputs.tensors, inputs.start, parts.tiles)
         for strip in strips(spec, cover, parts.tiles):
             b, h, i = (slice(r.start, r.stop) for r in (strip.b, strip.h, strip.i))
             for keys, full in strip.keys:
-                found = parts.part(strip, keys, full)
+                found = parts.part(strip, keys, full, cell)
                 positions = positions_of(spec, inputs, strip.b, strip.h, strip.i, keys)
                 if self._question.weigh.factor is None:
-                    yield WeightTile(positions, found.scores, found.weights, found.entropy)
+                    yield WeightTile(positions, found.scores, found.weights, found.entropy, cell, found.cells)
                 else:
                     rows = share[b, h, i].unsqueeze(-1) if isinstance(share, Tensor) else share
                     yield WeightTile(positions, found.scores, found.weights * rows)

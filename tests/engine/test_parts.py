@@ -22,7 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "causal": dict(mask=mask.causal()),
     "window": dict(mask=mask.window(70)),
     "lengths": dict(mask=mask.padding(torch.tensor([0, 301]))),
-    "by head": dict(mask=lambda b, h, i, j: (j * 7 + h * 3 + i) % 5 != 0),
+    "by head": dict(mask=lambda b, h, i, j: (j * 7 + h * 3 + i) % 5 != 3),
     "alibi": dict(score=score.alibi(), mask=mask.causal()),
     "softcap": dict(score=score.softcap(1.0)),
     "additive": dict(score=score.additive(*WIDE), mask=mask.causal()),
@@ -52,14 +52,16 @@ def test_a_part_is_what_torch_makes_of_it(build: Build, name: str, dtype: torch.
     pairs = 0
     for strip in strips(spec, blocks(spec, inputs.tensors, inputs.start, ours.tiles), ours.tiles):
         for keys, full in strip.keys:
-            found, expected = ours.part(strip, keys, full), theirs.part(strip, keys, full)
+            found, expected = ours.part(strip, keys, full, 7), theirs.part(strip, keys, full)
             assert torch.equal(found.scores == -torch.inf, expected.scores == -torch.inf)
             torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=3e-5)
             torch.testing.assert_close(found.weights, expected.weights, rtol=8e-5, atol=1e-7)
-            assert found.entropy is not None
-            torch.testing.assert_close(
-                found.entropy, torch.special.entr(expected.weights).sum(-1), rtol=8e-5, atol=1e-6
-            )
+            assert found.entropy is not None and found.cells is not None
+            entropy = torch.special.entr(expected.weights).sum(-1)
+            torch.testing.assert_close(found.entropy, entropy, rtol=8e-5, atol=5e-6)
+            padded = torch.nn.functional.pad(found.weights, (keys.start % 7, -keys.stop % 7)).unflatten(-1, (-1, 7))
+            torch.testing.assert_close(found.cells[0], padded.sum(-1), rtol=1e-5, atol=1e-7)
+            assert torch.equal(found.cells[1], padded.amax(-1))
             pairs += found.weights.numel()
     assert pairs or name == "lengths"
 

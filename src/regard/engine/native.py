@@ -200,21 +200,28 @@ class PartsByKernels:
 
     def __init__(self, build: Build, spec: Spec, inputs: Inputs, ready: Prepared | None, lse: Tensor) -> None:
         self.build, self.spec, self.lse = build.number, spec, lse.detach().contiguous()
-        self.tiles = Tiles(PANELS_TOGETHER * build.panel, 256, 2**19, row=1024)
+        self.tiles = Tiles(PANELS_TOGETHER * build.panel, 256, 2**18, row=512)
+        self.space = torch.empty(0)
         problem, self.kept = _problem(spec, inputs, ready)
         problem.lse = self.lse.data_ptr()
         self.problem = bytes(problem)
 
-    def part(self, strip: Strip, keys: range, full: bool) -> Part:
+    def part(self, strip: Strip, keys: range, full: bool, cell: int = 0) -> Part:
         assert core is not None
         ranges = (strip.b, strip.h, strip.i, keys)
         shape = tuple(map(len, ranges))
-        scores, weights = torch.empty((2, *shape))
-        entropy = torch.empty(shape[:3])
+        cells = (keys.stop - 1) // cell - keys.start // cell + 1 if cell else 0
+        shapes = (shape, shape, shape[:3], (*shape[:3], cells), (*shape[:3], cells))
+        sizes = [math.prod(each) for each in shapes]
+        if self.space.numel() < sum(sizes):  # fresh memory for each part would take as long as its numbers
+            self.space = torch.empty(sum(sizes))
+        pieces = self.space[: sum(sizes)].split(sizes)
+        scores, weights, entropy, sums, tops = (x.view(each) for x, each in zip(pieces, shapes, strict=True))
         edges = [edge for r in ranges for edge in (r.start, r.stop)]
-        places = (x.data_ptr() for x in (scores, weights, entropy))
-        core.weights(self.build, self.problem, struct.pack("12q", *edges, not full, *places))
-        return Part(scores, weights, entropy)
+        places = [x.data_ptr() for x in (scores, weights, entropy, sums, tops)]
+        packed = struct.pack("15q", *edges, not full, *places[:3], cell, *places[3:])
+        core.weights(self.build, self.problem, packed)
+        return Part(scores, weights, entropy, (sums, tops) if cell else None)
 
 
 def _adds_a_large_tensor(spec: Spec, inputs: Inputs) -> bool:

@@ -16,21 +16,23 @@ from regard.spec.spec import Inputs, Spec
 class Part:
     """Some queries and keys: (batch, heads, queries, keys) scores and weights; `entropy` sums -a log a over the keys.
 
-    A score is -inf where the pair is hidden.
+    `cells` has the sum and the maximum of each row's weights in cells of keys, (batch, heads, queries, cells).
+    A score is -inf where the pair is hidden. The next part may be written over this one.
     """
 
     scores: Tensor
     weights: Tensor
     entropy: Tensor | None = None
+    cells: tuple[Tensor, Tensor] | None = None
 
 
 class Parts(Protocol):
-    """Who computes them; `tiles` says in what sizes."""
+    """Who computes them; `tiles` says in what sizes. `cell` is the number of keys in a cell, if that is known."""
 
     @property
     def tiles(self) -> Tiles: ...
 
-    def part(self, strip: Strip, keys: range, full: bool) -> Part: ...
+    def part(self, strip: Strip, keys: range, full: bool, cell: int = 0) -> Part: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +48,7 @@ class PartsByTorch:
     def _finite(self) -> bool:
         return all_finite(self.inputs.q, self.inputs.k)
 
-    def part(self, strip: Strip, keys: range, full: bool) -> Part:
+    def part(self, strip: Strip, keys: range, full: bool, cell: int = 0) -> Part:
         spec, inputs = self.spec, self.inputs
         b, h, i, j = (slice(r.start, r.stop) for r in (strip.b, strip.h, strip.i, keys))
         groups = slice(h.start // spec.group, (h.stop - 1) // spec.group + 1)
