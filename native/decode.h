@@ -5,7 +5,7 @@
 constexpr int64_t PART = 2048;     // keys
 constexpr int64_t PART_KEYS = 64;  // a tile of them
 // Up to so many queries are taken one by one, with a key's numbers side by side.
-constexpr int64_t THIN = LANES < 8 ? LANES : 8;
+constexpr int64_t THIN = LANES < 6 ? LANES : 6;
 
 // scores[t] = q . k[t]; beyond the last key, up to a whole vector, they are -inf. Of each LANES rows that are wanted soon
 // those from `low` to `high` are asked for.

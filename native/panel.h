@@ -107,7 +107,7 @@ static void products(const float* queries, int64_t query_row, int64_t width, con
     constexpr int M = decltype(rows)::value;
     Vec block[M][N] = {};
     if constexpr (SOON) {  // of each of M rows a line, while a line's worth of channels is multiplied
-      multiply(block, keys + t * key_row, key_row, 1, queries, query_row, width, [&](int64_t p) {
+      multiply(block, keys + t * key_row, key_row, 1, queries, query_row, width, [&](int64_t p) REGARD_AT_ONCE {
         if (p % 16 < M) soon.ask(t + p % 16, p / 16 * 16);
       });
     } else {
@@ -131,7 +131,8 @@ static void weighted_sums(const float* weights, const float* values, int64_t val
     REGARD_UNROLL for (int i = 0; i < M; ++i)
       REGARD_UNROLL for (int j = 0; j < N; ++j) block[i][j] = load(sums + (c + i) * sums_row + j * LANES) * shrink[j];
     if (SOON && c % 16 == 0) {  // a line of each row
-      multiply(block, values + c, 1, value_row, weights, N * LANES, count, [&](int64_t t) { soon.ask(t, c); });
+      multiply(block, values + c, 1, value_row, weights, N * LANES, count,
+               [&](int64_t t) REGARD_AT_ONCE { soon.ask(t, c); });
     } else {
       multiply<M, N>(block, values + c, 1, value_row, weights, N * LANES, count);
     }

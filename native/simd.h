@@ -12,6 +12,8 @@ typedef int32_t LooseIntVec __attribute__((vector_size(4 * LANES), aligned(4), m
 
 #define REGARD_INLINE static inline __attribute__((always_inline))
 #define REGARD_MEMBER inline __attribute__((always_inline))
+// For functions that only ask for memory: a compiler sees no effect, and leaves out what it has not inlined by then.
+#define REGARD_AT_ONCE __attribute__((always_inline))
 #define REGARD_UNROLL _Pragma("GCC unroll 32")
 
 REGARD_INLINE Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
