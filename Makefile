@@ -31,7 +31,7 @@ QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_reposi
            tests/test_cost.py tests/spec tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup first-look check test test-long sanitize bench bench-quick mutants wheel format clean
+.PHONY: help setup first-look check test test-long test-everywhere sanitize bench bench-quick mutants wheel format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -72,6 +72,12 @@ test: setup  ## every test not marked long: under 12 minutes on two cores
 test-long: setup  ## the tests marked long (lengths, memory), one after another: under 45 minutes
 	@$(PY) -m pytest -m long --durations 10
 
+# A package without the compiled core, for a Python that looks there first.
+test-everywhere: setup  ## all tests again: with 2 and 4 threads, and without the compiled core: under 45 minutes
+	@rm -rf build/without && mkdir -p build/without && cp -R src/regard build/without && rm -f build/without/regard/_core*
+	@PYTHONPATH=$(CURDIR)/build/without $(PYTEST)
+	@for threads in 2 4; do OMP_NUM_THREADS=$$threads $(PY) -m pytest -n 2 --dist loadfile || exit 1; done
+
 # AddressSanitizer must be in the process before what it watches, and the C++ library right behind it, or else an
 # exception ends Python. What Python and torch never free is theirs. It takes memory itself, so the laws of memory stay
 # out.
@@ -80,8 +86,8 @@ sanitize: setup  ## the compiled core under sanitizers for memory, undefined beh
 	@$(CORE_TESTS) BUILD=$(CURDIR)/build/address SANITIZE='$(ADDRESS)' run site
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(CURDIR)/build/address/site \
-	  $(PYTEST) --dist load -r fE -k 'odd_sizes or native or decode or halves or additive' \
-	  tests/engine/odd_sizes.py tests/engine/test_decode.py tests/engine/test_halves.py tests/engine/test_additive.py tests/laws --ignore tests/laws/test_memory.py
+	  $(PYTEST) --dist load -r fE -k 'odd_sizes or native or decode or halves or additive or parts' \
+	  tests/engine/odd_sizes.py tests/engine/test_decode.py tests/engine/test_halves.py tests/engine/test_additive.py tests/engine/test_parts.py tests/laws --ignore tests/laws/test_memory.py
 
 bench: setup $(PEERS)  ## measure side by side with others, and write the results: under 40 minutes
 	@$(PY) -m benchmarks.run

@@ -287,6 +287,7 @@ struct Backward {
           machine.queries = std::min(high, panel.count) - low;
           with_vectors((high - low) / LANES, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
+            if (ruled && !p.u) piece.looked_up = machine.soon(piece.from, N * LANES, p.width);
             ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw, only)
                   : take_keys<N, false>(panel, piece, machine, d_scores, raw, only);
             if (p.u) {

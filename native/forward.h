@@ -174,6 +174,7 @@ struct Forward {
           Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + piece.low * LANES};
           with_vectors(std::min(piece.high, panel.lanes / LANES) - piece.low, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
+            if (ruled && !p.u) piece.looked_up = machine.soon(piece.from, N * LANES, p.width);
             float* space = finite ? nullptr : tame;
             const auto change = [&] { apply_program<N>(piece, machine); };
             ruled ? take_keys<N, true>(panel, p, piece, change, space)

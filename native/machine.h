@@ -1,7 +1,6 @@
 // The vector machine: runs a program over a few keys (rows) and a panel of queries while they are in the nearest cache.
 
 constexpr int ROWS = 32;
-constexpr int AHEAD = 2 * LANES;  // floats of a table's row that will be read soon
 
 // Numbers of an operand: a vector for each row, or one for all rows (row = 0), or one number a row.
 struct Source {
@@ -95,6 +94,19 @@ struct Machine {
     }
   }
 
+  // What the rule will look up for keys from `key` on, where that are rows along the keys.
+  SoonLookedUp soon(int64_t key, int64_t lanes, int64_t width) {
+    for (int64_t n = 0; n < program.rule; ++n) {
+      const Instruction& x = program.instructions[n];
+      if (x.op != LOOKUP || x.a.place != LANES_OF || x.b.place != KEYS_OF) continue;
+      const int32_t* by_lane = reinterpret_cast<const int32_t*>(source(x.a, key, nullptr, 0).at);
+      if (count_up(by_lane, 1, lanes)) continue;
+      return {static_cast<const float*>(program.tables[x.table]), by_lane,
+              reinterpret_cast<const int32_t*>(source(x.b, key, nullptr, 0).at), lanes, width};
+    }
+    return {};
+  }
+
   template <int N>
   void look_up(const Instruction& x, int64_t key, float* scores, float* into, int64_t rows) {
     constexpr int64_t W = N * LANES;
@@ -123,7 +135,6 @@ struct Machine {
             const int64_t place = int64_t(lane_part[j * LANES + lane]) + key_part[t * b.row];
             if (x_op == LOOKUP) {
               x[lane] = load(static_cast<const float*>(table) + place);
-              __builtin_prefetch(static_cast<const float*>(table) + place + AHEAD);
             } else {
               x[lane] = floats(conditions(static_cast<const uint8_t*>(table) + place));
             }

@@ -33,12 +33,40 @@ REGARD_INLINE void multiply(Vec (&block)[M][N], const float* left, int64_t left_
   multiply(block, left, left_row, left_step, right, right_row, count, [](int64_t) {});
 }
 
-// Rows that will be read soon, asked for line by line beside other work: a burst of wishes would be waited for.
+// What will be read soon is asked for line by line beside other work: a burst of wishes would be waited for.
+constexpr int64_t LINE = 16;  // floats
+
+// Nothing.
+struct NoWish {
+  template <int M>
+  REGARD_MEMBER void among_products(int64_t, int64_t) const {}
+};
+
+// Rows of numbers.
 struct Soon {
   const char* at = nullptr;  // null: nothing is asked for
   int64_t row, number;       // bytes
 
   REGARD_MEMBER void ask(int64_t i, int64_t c) const { __builtin_prefetch(at + i * row + c * number); }
+
+  // For M keys from `t` on, at channel `p`: of each row a line, while a line's worth of channels is multiplied.
+  template <int M>
+  REGARD_MEMBER void among_products(int64_t t, int64_t p) const {
+    if (p % LINE < M) ask(t + p % LINE, p / LINE * LINE);
+  }
+};
+
+// Rows of a table that lie along the keys, one for each lane.
+struct SoonLookedUp {
+  const float* table = nullptr;  // null: nothing is asked for
+  const int32_t *lanes, *keys;   // the place is the sum of both
+  int64_t count, width;          // lanes, and channels
+
+  template <int M>
+  REGARD_MEMBER void among_products(int64_t t, int64_t p) const {
+    if (t % LINE) return;
+    for (int64_t lane = p; lane < count; lane += width) __builtin_prefetch(table + lanes[lane] + int64_t(keys[t]));
+  }
 };
 
 // Calls step(rows, first) for blocks of M rows, and smaller ones for what is left.
@@ -100,19 +128,14 @@ static void scatter_lanes(const float* from, int64_t from_row, const float* fact
 
 // scores[t][lane] = k[t] . q[lane] for `count` keys, with queries as columns of lanes, a row of them `query_row` long;
 // `top` grows to their maxima
-template <int N, bool TOPS = false, bool SOON = false>
+template <int N, bool TOPS = false, class Wish = NoWish>
 static void products(const float* queries, int64_t query_row, int64_t width, const float* keys, int64_t key_row,
-                     int64_t count, float* scores, Vec* top = nullptr, const Soon& soon = {}) {
+                     int64_t count, float* scores, Vec* top = nullptr, const Wish& wish = {}) {
   in_blocks<rows_beside(N)>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
     constexpr int M = decltype(rows)::value;
     Vec block[M][N] = {};
-    if constexpr (SOON) {  // of each of M rows a line, while a line's worth of channels is multiplied
-      multiply(block, keys + t * key_row, key_row, 1, queries, query_row, width, [&](int64_t p) REGARD_AT_ONCE {
-        if (p % 16 < M) soon.ask(t + p % 16, p / 16 * 16);
-      });
-    } else {
-      multiply<M, N>(block, keys + t * key_row, key_row, 1, queries, query_row, width);
-    }
+    multiply(block, keys + t * key_row, key_row, 1, queries, query_row, width,
+             [&](int64_t p) REGARD_AT_ONCE { wish.template among_products<M>(t, p); });
     REGARD_UNROLL for (int i = 0; i < M; ++i)
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
         store(scores + ((t + i) * N + j) * LANES, block[i][j]);
@@ -130,7 +153,7 @@ static void weighted_sums(const float* weights, const float* values, int64_t val
     Vec block[M][N];
     REGARD_UNROLL for (int i = 0; i < M; ++i)
       REGARD_UNROLL for (int j = 0; j < N; ++j) block[i][j] = load(sums + (c + i) * sums_row + j * LANES) * shrink[j];
-    if (SOON && c % 16 == 0) {  // a line of each row
+    if (SOON && c % LINE == 0) {  // a line of each row
       multiply(block, values + c, 1, value_row, weights, N * LANES, count,
                [&](int64_t t) REGARD_AT_ONCE { soon.ask(t, c); });
     } else {

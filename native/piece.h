@@ -21,6 +21,7 @@ struct Piece {
   int64_t k_row, v_row;
   Raised raised;  // the keys, where scores are additive
   Soon soon_k, soon_v;  // the rows after these
+  SoonLookedUp looked_up;  // by the rule, of these keys
   float* scores;
 
   bool partial() const { return hide_from < hide_to; }
@@ -69,8 +70,11 @@ template <int N, bool TOPS = false>
 static void score_keys(const Problem& p, const Queries& queries, const Piece& piece, float* scores, Vec* top = nullptr) {
   const int64_t count = piece.to - piece.from, low = piece.low * LANES;
   if (piece.soon_k.at)
-    return products<N, TOPS, true>(queries.at + low, queries.lanes, p.width, piece.k, piece.k_row, count, scores, top,
-                                   piece.soon_k);
+    return products<N, TOPS>(queries.at + low, queries.lanes, p.width, piece.k, piece.k_row, count, scores, top,
+                             piece.soon_k);
+  if (piece.looked_up.table)
+    return products<N, TOPS>(queries.at + low, queries.lanes, p.width, piece.k, piece.k_row, count, scores, top,
+                             piece.looked_up);
   if (!p.u)
     return products<N, TOPS>(queries.at + low, queries.lanes, p.width, piece.k, piece.k_row, count, scores, top);
   additive_scores<N>(*queries.additive, queries.raised.from(0, low), piece.raised, p.width, count, scores);

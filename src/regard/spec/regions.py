@@ -17,6 +17,8 @@ from regard.spec.term import FALSE, TRUE, Term
 
 Lengths = tuple[int, int, int, int]
 
+AT_ONCE = 2**15  # regions
+
 
 @dataclass(frozen=True, eq=False)
 class Cover:
@@ -72,19 +74,32 @@ def cover(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int | 
         return _assemble(batch, heads, grid, tile, [])
     level = max(max(grid) - 1, 0).bit_length()
     b, h = (x.ravel() for x in np.meshgrid(np.arange(batch), np.arange(heads), indexing="ij"))
-    cells = np.stack([b, h, np.zeros_like(b), np.zeros_like(b)])  # batch, head, row, column of each region
+    # batch, head, row, column of each region
+    cells = np.stack([b, h, np.zeros_like(b), np.zeros_like(b)]).astype(np.int32)
     found: list[tuple[Array, bool]] = []
     bounds = Bounds(tensors, lengths, start)
     while True:
-        low, high = bounds.of(term, _regions(cells, level, tile, lengths))
-        found.append((_runs_of(cells[:, low == 1], level, grid), True))
-        cells = cells[:, (low != 1) & (high != 0)]
+        full, some = _sight(bounds, term, cells, level, tile, lengths)
+        found.append((_runs_of(cells[:, full], level, grid), True))
+        cells = cells[:, some & ~full]
         if level == 0:
             break
         level -= 1
         cells = _divide(cells, level, grid)
     found.append((_runs_of(cells, 0, grid), False))
     return _assemble(batch, heads, grid, tile, found)
+
+
+def _sight(
+    bounds: Bounds, term: Term, cells: Array, level: int, tile: tuple[int, int], lengths: Lengths
+) -> tuple[Array, Array]:
+    """Of each region whether every pair in it is seen, and whether some may be; a part at a time, to save memory."""
+    full, some = np.empty((2, cells.shape[1]), bool)
+    for first in range(0, cells.shape[1], AT_ONCE):
+        here = slice(first, first + AT_ONCE)
+        low, high = bounds.of(term, _regions(cells[:, here].astype(np.int64), level, tile, lengths))
+        full[here], some[here] = low == 1, high != 0
+    return full, some
 
 
 def _varying(term: Term, lengths: Lengths, start: int | Tensor) -> tuple[int, int]:
@@ -106,8 +121,10 @@ def _regions(cells: Array, level: int, tile: tuple[int, int], lengths: Lengths) 
 
 
 def _divide(cells: Array, level: int, grid: tuple[int, int]) -> Array:
-    quarters = [cells * [[1], [1], [2], [2]] + [[0], [0], [down], [right]] for down in (0, 1) for right in (0, 1)]
-    split = np.concatenate(quarters, axis=1)
+    split = np.tile(cells, 4)
+    split[2:] *= 2
+    split[2].reshape(4, -1)[2:] += 1
+    split[3].reshape(4, -1)[1::2] += 1
     inside = (split[2] << level < grid[0]) & (split[3] << level < grid[1])
     return split[:, inside]
 
@@ -115,8 +132,8 @@ def _divide(cells: Array, level: int, grid: tuple[int, int]) -> Array:
 def _runs_of(cells: Array, level: int, grid: tuple[int, int]) -> Array:
     """Regions as runs of tiles, one for each row: batch element, head, row, first column, column after the last."""
     side = 1 << level
-    b, h, row, column = (np.repeat(x, side) for x in cells * [[1], [1], [side], [side]])
-    row = row + np.tile(np.arange(side), cells.shape[1])
+    b, h, row, column = np.repeat(cells, side, axis=1) if level else cells
+    row, column = row * side + np.tile(np.arange(side, dtype=np.int32), cells.shape[1]), column * side
     runs = np.stack([b, h, row, column, np.minimum(column + side, grid[1])])
     return runs[:, row < grid[0]]
 
@@ -133,8 +150,10 @@ def _assemble(
         goes_on &= same[1:] == same[:-1]
     begins = np.concatenate([np.ones(min(1, len(b)), bool), ~goes_on])
     ends = np.concatenate([~goes_on, np.ones(min(1, len(b)), bool)])
-    b, h, row, first, full = (x[begins] for x in (b, h, row, first, full))
-    return Cover(batch, heads, grid, tile, b, h, row, first, last[ends], full)
+    b, h, row, first, last = (
+        x[which].astype(np.int64) for x, which in zip((b, h, row, first, last), [begins] * 4 + [ends], strict=True)
+    )
+    return Cover(batch, heads, grid, tile, b, h, row, first, last, full[begins])
 
 
 def density(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: int | Tensor, tile: int = 128) -> float:
