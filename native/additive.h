@@ -2,10 +2,11 @@
 //
 //     tanh(a + b) = 1 - 2 r,   r = 1 / x,   x = 1 + e^2a e^2b,
 //
-// a pair takes a division and no power, once e^2a and e^2b are known; and two channels share a division:
-// u / x + w / y = (u y + w x) / (x y). Where |a| + |b| may be beyond REACH that could overflow, and tanh is computed.
+// a pair takes a division and no power, once e^2a and e^2b are known; and channels share a division:
+// u / x + w / y = (u y + w x) / (x y). That could overflow where |a| + |b| is large: four channels share one up to REACH,
+// two up to twice as much, and beyond that tanh is computed.
 
-constexpr float REACH = 20.0f;  // e^80 is still a float
+constexpr float REACH = 10.0f;  // e^(4 * 2 * REACH) is still a float
 
 // Numbers and their e^2x. Of queries a row is a channel, with a lane for each query; of keys a row is a key.
 struct Raised {
@@ -64,15 +65,27 @@ struct Additive {
   static int64_t space(const Problem& p) { return p.u ? (2 + KEYS) * p.width : 0; }
 };
 
-// Calls what(quick), a condition known to the compiler.
+// Calls what(channels that may share a division): 4, 2, or 0 where there must be none.
 template <class What>
 REGARD_INLINE void where_in_reach(const Raised& queries, const Raised& keys, const What& what) {
-  if (queries.reach + keys.reach <= REACH) {
-    what(std::true_type{});
+  const float reach = queries.reach + keys.reach;
+  if (reach <= REACH) {
+    what(std::integral_constant<int, 4>{});
+  } else if (reach <= 2.0f * REACH) {
+    what(std::integral_constant<int, 2>{});
   } else {
-    what(std::false_type{});
+    what(std::integral_constant<int, 0>{});
   }
 }
+
+// A sum of fractions.
+struct Fraction {
+  Vec above, below;
+
+  REGARD_MEMBER Fraction operator+(const Fraction& other) const {
+    return {fma(above, other.below, other.above * below), below * other.below};
+  }
+};
 
 // A channel of queries and of a key: e^2a and e^2b, or a and b.
 template <bool QUICK>
@@ -89,8 +102,9 @@ template <int N>
 static void additive_scores(const Additive& of, const Raised& queries, const Raised& keys, int64_t width, int64_t count,
                             float* scores) {
   constexpr int CHANNELS = 32;  // sums of sums: rounding grows with their lengths
-  where_in_reach(queries, keys, [&](auto is_quick) __attribute__((always_inline)) {
-    constexpr bool QUICK = decltype(is_quick)::value;
+  where_in_reach(queries, keys, [&](auto sharing) __attribute__((always_inline)) {
+    constexpr int SHARING = decltype(sharing)::value;
+    constexpr bool QUICK = SHARING > 0;
     in_blocks<2>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
       constexpr int M = decltype(rows)::value;
       Vec total[M][N];
@@ -100,17 +114,17 @@ static void additive_scores(const Additive& of, const Raised& queries, const Rai
         const int64_t last = std::min<int64_t>(width, first + CHANNELS);
         Vec sum[M][N] = {};
         int64_t c = first;
-        for (; QUICK && c + 2 <= last; c += 2) {
-          const Vec u = all(of.twice[c]), w = all(of.twice[c + 1]);
-          REGARD_UNROLL for (int i = 0; i < M; ++i) {
-            const Vec k = key_at<true>(keys, t + i, c), l = key_at<true>(keys, t + i, c + 1);
+        for (; QUICK && c + SHARING <= last; c += SHARING)
+          REGARD_UNROLL for (int i = 0; i < M; ++i)
             REGARD_UNROLL for (int j = 0; j < N; ++j) {
-              const Vec x = fma(query_at<true>(queries, c, j), k, all(1.0f));
-              const Vec y = fma(query_at<true>(queries, c + 1, j), l, all(1.0f));
-              sum[i][j] = fma(fma(u, y, w * x), reciprocal(x * y), sum[i][j]);
+              const auto channel = [&](int64_t n) __attribute__((always_inline)) {
+                const Vec x = fma(query_at<true>(queries, n, j), key_at<true>(keys, t + i, n), all(1.0f));
+                return Fraction{all(of.twice[n]), x};
+              };
+              Fraction part = channel(c) + channel(c + 1);
+              if constexpr (SHARING == 4) part = part + (channel(c + 2) + channel(c + 3));
+              sum[i][j] = fma(part.above, reciprocal(part.below), sum[i][j]);
             }
-          }
-        }
         for (; c < last; ++c)
           REGARD_UNROLL for (int i = 0; i < M; ++i)
             REGARD_UNROLL for (int j = 0; j < N; ++j) {
@@ -136,8 +150,8 @@ template <int N>
 static void additive_gradients(const Raised& queries, const Raised& keys, int64_t width, int64_t count,
                                const float* d_scores, float* d_queries, int64_t query_row, float* d_keys,
                                int64_t key_row, double* d_u) {
-  where_in_reach(queries, keys, [&](auto is_quick) __attribute__((always_inline)) {
-    constexpr bool QUICK = decltype(is_quick)::value;
+  where_in_reach(queries, keys, [&](auto sharing) __attribute__((always_inline)) {
+    constexpr bool QUICK = decltype(sharing)::value > 0;
     for (int64_t c = 0; c < width; ++c) {
       Vec a[N], to_query[N] = {}, to_u[N] = {};
       REGARD_UNROLL for (int j = 0; j < N; ++j) a[j] = query_at<QUICK>(queries, c, j);
