@@ -81,7 +81,7 @@ test-everywhere: setup  ## all tests again: with 2 and 4 threads, and without th
 # AddressSanitizer must be in the process before what it watches, and the C++ library right behind it, or else an
 # exception ends Python. What Python and torch never free is theirs. It takes memory itself, so the laws of memory stay
 # out.
-sanitize: setup  ## the compiled core under sanitizers for memory, undefined behaviour and threads: under 8 minutes
+sanitize: setup  ## the compiled core under sanitizers for memory, undefined behaviour and threads: under 12 minutes
 	@$(CORE_TESTS) BUILD=$(CURDIR)/build/thread SANITIZE='$(THREAD)' run-threads
 	@$(CORE_TESTS) BUILD=$(CURDIR)/build/address SANITIZE='$(ADDRESS)' run site
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
