@@ -26,6 +26,7 @@ from rich.progress import Progress
 
 import regard
 from benchmarks import compiled, picture
+from benchmarks.lengths import Growth, growth_complaints, growth_table, growths
 from benchmarks.measuring import Measuring
 from benchmarks.peers import LIBRARIES
 from benchmarks.questions import CASES, QUICK, TWINS
@@ -62,11 +63,12 @@ def machine() -> dict[str, str | int]:
     }
 
 
-def write(rows: list[Row], patience: Patience) -> None:
+def write(rows: list[Row], found: list[Growth], patience: Patience) -> None:
     RESULTS.mkdir(exist_ok=True)
     data = {
         "machine": machine(),
         "patience": asdict(patience),
+        "lengths": [asdict(one) | {"ratio": one.ratio} for one in found],
         "rows": [asdict(row) | {name: getattr(row, name) for name in DERIVED} for row in rows],
     }
     (RESULTS / "attention.json").write_text(json.dumps(data, indent=1) + "\n")
@@ -92,6 +94,7 @@ def main() -> None:
         console.print(f"twins and bursts left out, {reason}")
         cases = [case for case in cases if case.peer not in TWINS]
     rows: list[Row] = []
+    found = growths() if writes else []
     with Progress(console=console) as progress:
         task = progress.add_task("measuring", total=len(cases) * len(threads))
         for count in threads:
@@ -102,14 +105,14 @@ def main() -> None:
                     progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
                     rows.append(measuring.row(case))
                     if writes:  # after each one, so that a run that is cut off is not lost
-                        write(rows, patience)
+                        write(rows, found, patience)
                     progress.advance(task)
-    tables = main_table(rows), times_table(rows), others_table(rows)
+    tables = main_table(rows), times_table(rows), others_table(rows), growth_table(found)
     console.print(*(table for table in tables if table.row_count), *left_out(rows), sep="\n", markup=False)
     if writes:
         picture.draw(RESULTS / "attention.json", RESULTS / "attention.png")
         console.print("written to benchmarks/results/: attention.json, attention.png")
-    wrong = complaints(rows)
+    wrong = complaints(rows) + growth_complaints(found)
     for line in wrong:
         console.print(line, style="bold red", markup=False)
     sys.exit(1 if wrong else 0)

@@ -152,7 +152,13 @@ struct Forward {
       if (p.dropped) panel.dropout.begin(p, b, h, panel.first, panel.count);
       panel.runs = runs_of(p, b, h, n, everything);
     }
-    for (int64_t key = 0; key < p.n_k; key += KEYS) {
+    // tiles that no panel sees are passed over, so that time grows with what is seen
+    const auto next_tile = [&](int64_t key) {
+      int64_t seen = p.n_k;
+      for (int64_t n = 0; n < last - first; ++n) seen = std::min(seen, set[n].runs.seen_from(key, p.n_k));
+      return seen < p.n_k ? seen / KEYS * KEYS : p.n_k;
+    };
+    for (int64_t key = next_tile(0); key < p.n_k; key = next_tile(key + KEYS)) {
       const int64_t until = std::min(p.n_k, key + KEYS);
       int finite = -1;  // whether V is, in this tile; not known
       Floats k{}, v{};

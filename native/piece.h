@@ -4,6 +4,12 @@
 struct Runs {
   const Run* next;
   const Run* end;
+
+  // The first key from `key` on that is seen, or `none`. Runs before it are left behind.
+  int64_t seen_from(int64_t key, int64_t none) {
+    while (next < end && next->last <= key) ++next;
+    return next == end ? none : std::max<int64_t>(key, next->first);
+  }
 };
 
 static Runs runs_of(const Problem& p, int64_t b, int64_t h, int64_t panel, const Run& everything) {
@@ -28,11 +34,10 @@ struct Piece {
 
   // The next piece of keys from `key` on and below `until`; runs that end in it are left behind.
   bool next(Runs& runs, int64_t key, int64_t until) {
+    from = to = runs.seen_from(key, until);
+    if (from >= until) return false;
     const Run*& run = runs.next;
     const Run* const end = runs.end;
-    while (run < end && run->last <= key) ++run;
-    if (run == end || run->first >= until || key >= until) return false;
-    from = to = std::max<int64_t>(key, run->first);
     hide_from = hide_to = 0;
     low = run->low, high = run->high;
     for (; run < end && run->first <= to && to < until && run->low == low && run->high == high; ++run) {

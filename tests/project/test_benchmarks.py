@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from benchmarks import additive, compiled, models, picture
 from benchmarks.flex_rules import rules
 from benchmarks.helper import Helper
+from benchmarks.lengths import Growth, growth_complaints, growths
 from benchmarks.measuring import Measuring, WrongAnswer, check, dense_question
 from benchmarks.memory import extra_memory, largest_allowed
 from benchmarks.peers import Cannot, Question, eager, openvino
@@ -328,6 +329,21 @@ def test_regard_stands_in_for_torch_in_a_model(run: Any, monkeypatch: pytest.Mon
     with around("encoder"):
         torch.testing.assert_close(run(model, tokens), expected, **CLOSE)
     assert len(asked) in (TOY.layers, 4 * TOY.layers)
+
+
+def test_growth_is_measured_at_half_the_length_and_the_whole() -> None:
+    found = growths(n=1024)
+    assert [one.mask for one in found] == ["causal window 256", "BigBird"]
+    assert all(min(one.plan, one.half, one.whole) > 0 for one in found)
+
+
+def test_time_that_grows_faster_than_the_length_fails_the_run() -> None:
+    straight = Growth("window", 1024, plan=0.1, half=1.0, whole=2.1)
+    assert growth_complaints([straight]) == []
+    (steep,) = growth_complaints([replace(straight, whole=2.4)])
+    assert "2.40 times" in steep
+    (slow,) = growth_complaints([replace(straight, plan=1.5)])
+    assert "planned in 1.5 s" in slow
 
 
 def test_the_picture_is_drawn_from_the_numbers_alone(tmp_path: Path) -> None:

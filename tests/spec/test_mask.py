@@ -180,6 +180,12 @@ def test_random_blocks_draw_exactly_the_count_for_each_row_of_blocks() -> None:
     assert torch.equal(found, spread)
 
 
+def test_random_blocks_draw_each_block_of_keys_equally_often() -> None:
+    blocks = dense(mask.random_blocks(1, 3, seed=2), 20_000, 7)
+    # 20,000 draws with a chance of 3/7: one standard deviation is 0.0035
+    assert (blocks.double().mean(0) - 3 / 7).abs().max() < 5 * 0.0035
+
+
 def test_random_blocks_are_given_by_their_seed_alone() -> None:
     one, other = (dense(mask.random_blocks(4, 2, seed=s), 64, 64) for s in (1, 2))
     torch.manual_seed(99)
