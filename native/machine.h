@@ -130,17 +130,21 @@ struct Machine {
     if (by_both) {  // rows of a table that lie along the keys: read so, then turned over
       for (; t + LANES <= rows && count_up(key_part + t * b.row, b.row, LANES); t += LANES)
         for (int j = 0; j < N; ++j) {
-          Vec x[LANES];
-          REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) {
-            const int64_t place = int64_t(lane_part[j * LANES + lane]) + key_part[t * b.row];
-            if (x_op == LOOKUP) {
-              x[lane] = load(static_cast<const float*>(table) + place);
-            } else {
-              x[lane] = floats(conditions(static_cast<const uint8_t*>(table) + place));
-            }
+          const int32_t* by_lane = lane_part + j * LANES;
+          float* to = into + t * W + j * LANES;
+          if (x_op == LOOKUP) {
+            const float* from = static_cast<const float*>(table) + key_part[t * b.row];
+            Vec x[LANES];
+            REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) x[lane] = load(from + by_lane[lane]);
+            transpose(x);
+            REGARD_UNROLL for (int i = 0; i < LANES; ++i) store(to + i * W, x[i]);
+          } else {  // a key's bit in each lane
+            const uint8_t* from = static_cast<const uint8_t*>(table) + key_part[t * b.row];
+            alignas(sizeof(Vec)) int32_t x[LANES];
+            REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) x[lane] = packed(from + by_lane[lane]);
+            const IntVec each_lane = load(x);
+            REGARD_UNROLL for (int i = 0; i < LANES; ++i) store(to + i * W, floats(IntVec((each_lane & (1 << i)) != 0)));
           }
-          transpose(x);
-          REGARD_UNROLL for (int i = 0; i < LANES; ++i) store(into + (t + i) * W + j * LANES, x[i]);
         }
     }
     for (; t < rows; ++t)

@@ -39,6 +39,20 @@ REGARD_INLINE IntVec conditions(const uint8_t* p) {
   return -__builtin_convertvector(x, IntVec);
 }
 
+// The same as bits: bit i is byte i, for as many bytes as there are lanes.
+REGARD_INLINE int32_t packed(const uint8_t* p) {
+#if REGARD_LANES == 16
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return int32_t(_mm_test_epi8_mask(x, x));
+#elif REGARD_LANES == 8
+  return _mm_movemask_epi8(_mm_cmpgt_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), _mm_setzero_si128()));
+#else
+  int32_t found = 0;
+  for (int i = 0; i < LANES; ++i) found |= int32_t(p[i]) << i;
+  return found;
+#endif
+}
+
 #if REGARD_LANES == 16
 REGARD_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 REGARD_INLINE Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where either is NaN

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed witho
 @pytest.fixture(autouse=True)
 def nothing_known():
     again._known.clear()
-    yield
-    again._known.clear()
+    again._known_by_content.clear()
 
 
 @pytest.fixture
@@ -49,6 +48,9 @@ ASKED = {
     "causal": dict(mask=mask.causal()),
     "window": dict(mask=mask.causal() & mask.window(3)),
     "softcap": dict(score=score.softcap(2.0), mask=mask.causal()),
+    "tokens": dict(mask=mask.tokens([1, 3]) | mask.window(4)),
+    "random blocks": dict(mask=mask.random_blocks(4, 2) | mask.window(2)),
+    "slopes": dict(score=score.alibi(torch.tensor([0.5, 0.25, 0.1, 0.0]))),
 }
 
 
@@ -121,13 +123,77 @@ def test_what_is_watched_goes_the_whole_way(answers):
     assert len(answers) == 1
 
 
-def test_a_mask_that_holds_a_tensor_is_read_each_time(answers):
+def test_a_tensor_that_was_changed_is_read_again(answers):
     q, k, v = rows()
     allowed = torch.ones(9, 9, dtype=torch.bool)
     first = regard.attention(q, k, v, mask=allowed)
     allowed[:, 5:] = False
-    assert not torch.equal(regard.attention(q, k, v, mask=allowed), first)
+    found = regard.attention(q, k, v, mask=allowed)
+    torch.testing.assert_close(found, regard.attention(q, k, v, mask=allowed.clone(), engine="tiled"))
+    assert not torch.equal(found, first)
     assert not answers
+
+
+def test_a_tensor_may_be_another_one_with_the_same_numbers_and_change_afterwards(answers):
+    q, k, v = rows()
+    allowed = torch.rand(9, 9) < 0.5
+    expected = regard.attention(q, k, v, mask=allowed)
+    other = allowed.clone()
+    allowed.fill_(False)
+    assert torch.equal(regard.attention(q, k, v, mask=other), expected)
+    assert len(answers) == 1
+    assert not regard.attention(q, k, v, mask=allowed).any()
+
+
+def test_a_change_that_torch_does_not_see_is_seen(answers):
+    q, k, v = rows()
+    slopes = torch.tensor([0.5, 0.25, 0.1, 0.0])
+    rule = score.alibi(slopes)
+    first = regard.attention(q, k, v, score=rule)
+    slopes.numpy()[:] = 3.0
+    found = regard.attention(q, k, v, score=rule)
+    torch.testing.assert_close(found, regard.attention(q, k, v, score=rule, engine="tiled"))
+    assert not torch.equal(found, first) and not answers
+
+
+def test_tensors_of_the_same_numbers_in_another_shape_are_told_apart(answers):
+    q, k, v = rows()
+    by_query = torch.rand(9, 1) < 0.7
+    regard.attention(q, k, v, mask=by_query)
+    found = regard.attention(q, k, v, mask=by_query.view(1, 9))
+    torch.testing.assert_close(found, regard.attention(q, k, v, mask=by_query.view(1, 9), engine="tiled"))
+    assert not answers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(mask=torch.ones(1100, 1100, dtype=torch.bool)),
+        dict(mask=mask.random_blocks(1, 3)),
+        dict(score=score.shaw_keys(torch.randn(5, 16))),
+        dict(mask=lambda b, h, i, j: j <= i),
+        dict(score=score.dot()),
+    ],
+    ids=["a large tensor", "many blocks", "from the queries", "a function", "another score"],
+)
+def test_what_is_large_or_depends_on_more_goes_the_whole_way(answers, options):
+    q, k, v = rows(1100, 1100)
+    for _ in range(2):
+        regard.attention(q, k, v, **options)
+    assert not answers
+
+
+def test_a_captured_tensor_that_is_watched_gets_its_gradient(answers):
+    q, k, v = rows()
+    slopes = torch.nn.Parameter(torch.tensor([0.5, 0.25, 0.1, 0.0]))
+    rule = score.alibi(slopes)
+    with torch.no_grad():
+        for _ in range(2):
+            regard.attention(q, k, v, score=rule)
+    assert len(answers) == 1
+    regard.attention(q, k, v, score=rule).sum().backward()
+    assert slopes.grad is not None and slopes.grad.abs().sum() > 0
+    assert len(answers) == 1
 
 
 def test_mixed_precision_is_still_refused(answers):

@@ -1,60 +1,86 @@
 """A question that was asked before, of other numbers: it is neither read nor planned again.
 
 Only what cannot have changed is recognised: plain tensors of the same shapes on the CPU that nobody watches, and a mask
-and a score that capture nothing. Everything else goes the whole way.
+and a rule that capture nothing, or little with the same numbers in it. Everything else goes the whole way.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from regard.engine.gradient import watched
-from regard.engine.native import Repeated
-from regard.spec.formula import Formula
+from regard.engine.native import LIGHT, Repeated
+from regard.plan.recent import Recent
+from regard.spec.formula import FromLengths
 from regard.spec.mask import Mask
 from regard.spec.rule import Rule
 
 KEPT = 64
 
 _known: OrderedDict[Hashable, Repeated] = OrderedDict()
+_known_by_content: Recent[Repeated] = Recent()
 
 
 def repeated(q: Any, k: Any, v: Any, score: Any, mask: Any) -> Tensor | None:
     """The answer, if the same was asked before and may be answered in the same way."""
     if not type(q) is type(k) is type(v) is Tensor:
         return None
-    try:
-        known = _known.get(_asked(q, k, v, score, mask))
-    except TypeError:  # an array as a mask has no hash
+    captured = _captured(score, mask)
+    if captured is None:
         return None
-    if known is None or not known.fits(q, k, v) or _is_followed((q, k, v)):
+    asked = _asked(q, k, v, score, mask)
+    known = _known_by_content.find(asked, captured) if captured else _known.get(asked)
+    if known is None or not known.fits(q, k, v) or _is_followed((q, k, v, *captured)):
         return None
     return known(q, k, v)
 
 
 def remember(q: Any, k: Any, v: Any, score: Any, mask: Any, ready: Callable[[], Repeated | None]) -> None:
     """Keep how a call was answered, if it can be recognised."""
-    if not type(q) is type(k) is type(v) is Tensor or not q.dim() == k.dim() == v.dim() == 4:
+    captured = _captured(score, mask)
+    if captured is None or not type(q) is type(k) is type(v) is Tensor or not q.dim() == k.dim() == v.dim() == 4:
         return
-    if not (_captures_nothing(score, Rule) and _captures_nothing(mask, Mask)) or _is_followed((q, k, v)):
+    if _is_followed((q, k, v, *captured)):
         return
     made = ready()
-    if made is not None:
-        _known[_asked(q, k, v, score, mask)] = made
-        while len(_known) > KEPT:
-            _known.popitem(last=False)
+    if made is None:
+        return
+    asked = _asked(q, k, v, score, mask)
+    if captured:
+        _known_by_content.keep(asked, captured, made)
+        return
+    _known[asked] = made
+    while len(_known) > KEPT:
+        _known.popitem(last=False)
 
 
 def _asked(q: Tensor, k: Tensor, v: Tensor, score: Any, mask: Any) -> Hashable:
-    """What a question is recognised by."""
-    return q.shape, k.shape, v.shape, q.dtype, score, mask
+    """What a question is recognised by. A tensor as a mask is known by its numbers alone."""
+    return q.shape, k.shape, v.shape, q.dtype, score, Tensor if isinstance(mask, Tensor) else mask
 
 
-def _captures_nothing(x: Any, kind: type[Formula]) -> bool:
-    return x is None or (type(x) is kind and not x.tensors)
+def _captured(score: Any, mask: Any) -> Sequence[Tensor] | None:
+    """The tensors in which a rule and a mask look things up; None where they might depend on something else."""
+    found: list[Any] = []
+    if type(mask) is Mask:
+        found += mask.tensors
+    elif isinstance(mask, Tensor):
+        found.append(mask)
+    elif mask is not None:
+        return None
+    if type(score) is Rule:
+        found += score.tensors
+    elif score is not None:
+        return None
+    if not found:
+        return found
+    found = [t for t in found if not isinstance(t, FromLengths)]  # what those make follows from the shapes
+    is_plain = all(type(t) in (Tensor, Parameter) for t in found)
+    return found if is_plain and sum(t.nbytes for t in found) <= LIGHT else None
 
 
 def _is_followed(tensors: tuple[Tensor, ...]) -> bool:

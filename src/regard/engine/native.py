@@ -7,7 +7,7 @@ import ctypes
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import ModuleType
 
@@ -26,6 +26,7 @@ from regard.spec.term import TRUE, Term, slot_of, variable, walk
 
 PANELS_TOGETHER = 8  # in native/forward.h
 KINDS = (torch.float32, torch.bfloat16, torch.float16)  # in native/problem.h, in this order
+LIGHT = 2**20  # bytes of captured tensors that are kept for a question asked again
 
 core: ModuleType | None
 try:
@@ -151,10 +152,14 @@ class Native:
 
     def repeated(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> "Repeated | None":
         """How to ask the same again of other q, k and v; None where that takes more than their addresses."""
-        if self.build is None or inputs.tensors or spec.dropout or 0 in spec.lengths:
+        if self.build is None or spec.dropout or 0 in spec.lengths:
+            return None
+        if sum(t.nbytes for t in inputs.tensors) > LIGHT:
             return None
         if (spec.batch, spec.heads, spec.n_q, spec.width) != tuple(inputs.q.shape):
             return None
+        # what is captured now is looked up then, also if somebody changes it in between
+        inputs = replace(inputs, tensors=tuple(t.detach().clone() for t in inputs.tensors))
         try:
             return Repeated(self.build, spec, inputs, self._ready(spec, inputs, tiles, glance=False))
         except Untold:

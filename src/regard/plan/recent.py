@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,27 +28,50 @@ class Recent(Generic[Made]):
 
     def get(self, key: Hashable, tensors: Sequence[Tensor], make: Callable[[], Made]) -> Made:
         """What `make` gives for this key and tensors of this content; `make` must depend on nothing else."""
-        if sum(t.nbytes for t in tensors) > self._bytes_kept:
-            return make()
-        words = [_words(t) for t in tensors]
-        key = (key, *((t.shape, t.dtype, t.device, w.dtype) for t, w in zip(tensors, words, strict=True)))
+        found = self.find(key, tensors)
+        if found is None:
+            found = make()
+            self.keep(key, tensors, found)
+        return found
+
+    def find(self, key: Hashable, tensors: Sequence[Tensor]) -> Made | None:
+        words, key = _recognised(key, tensors)
         with self._lock:
             found = self._known.get(key)
-        if found is not None and all(torch.equal(a, w) for a, w in zip(found[0], words, strict=True)):
-            with self._lock:
-                if key in self._known:
-                    self._known.move_to_end(key)
-            return found[1]
-        made = make()
+        if found is None or not all(_same(a, w) for a, w in zip(found[0], words, strict=True)):
+            return None
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+        return found[1]
+
+    def keep(self, key: Hashable, tensors: Sequence[Tensor], made: Made) -> None:
+        if sum(t.nbytes for t in tensors) > self._bytes_kept:
+            return
+        words, key = _recognised(key, tensors)
         with self._lock:
             self._known[key] = ([w.clone() for w in words], made)
             self._known.move_to_end(key)
             while self._size() > self._bytes_kept or len(self._known) > 64:
                 self._known.popitem(last=False)
-        return made
+
+    def clear(self) -> None:
+        with self._lock:
+            self._known.clear()
 
     def _size(self) -> int:
         return sum(t.nbytes for copies, _ in self._known.values() for t in copies)
+
+
+def _recognised(key: Hashable, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Hashable]:
+    """The tensors' numbers, and a key that tells tensors apart which cannot be equal."""
+    words = [_words(t) for t in tensors]
+    return words, (key, *((t.shape, t.dtype, t.device, w.dtype) for t, w in zip(tensors, words, strict=True)))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """torch takes twice as long as NumPy to compare."""
+    return np.array_equal(a.numpy(), b.numpy()) if a.is_cpu else torch.equal(a, b)
 
 
 def _words(x: Tensor) -> Tensor:
