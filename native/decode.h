@@ -3,31 +3,51 @@
 // than one thread has something to do, and the numbers are the same for any number of threads.
 
 constexpr int64_t PART = 2048;     // keys
-constexpr int64_t PART_KEYS = 64;  // a tile of them
+constexpr int64_t PART_KEYS = 32;  // a tile of them
 // Up to so many queries are taken one by one, with a key's numbers side by side.
-constexpr int64_t THIN = LANES < 6 ? LANES : 6;
+constexpr int64_t THIN = LANES * 3 / 4;
 
-// scores[t] = q . k[t]; beyond the last key, up to a whole vector, they are -inf. Of each LANES rows that are wanted soon
-// those from `low` to `high` are asked for.
+// scores[r][t] = q[r] . k[t] for M queries; beyond the last key, up to a whole vector, they are -inf. Of each few rows
+// that are wanted soon those from `low` to `high` in quarters are asked for.
+template <int M>
 static void thin_products(const float* q, int64_t width, const float* keys, int64_t key_row, int64_t count, float* scores,
                           const Soon& soon, int64_t low, int64_t high) {
-  for (int64_t t = 0; t < count; t += LANES) {
-    Vec sums[LANES] = {};
-    const int64_t here = std::min<int64_t>(LANES, count - t);
-    const float* first = keys + t * key_row;
-    if (here == LANES) {
+  constexpr int K = LANES / M, FEW = K < 4 ? K : 4;  // keys whose scores fill a vector, and that are multiplied at a time
+  const auto write = [&](Vec (&sums)[LANES], int64_t t) REGARD_AT_ONCE {
+    float found[LANES];
+    store(found, sums_of_lanes(sums));
+    REGARD_UNROLL for (int r = 0; r < M; ++r) std::memcpy(scores + r * PART_KEYS + t, found + r * K, sizeof(float) * K);
+  };
+  int64_t t = 0;
+  for (; t + K <= count; t += K) {
+    Vec sums[LANES];
+    REGARD_UNROLL for (int some = 0; some < K; some += FEW) {
+      const float* first = keys + (t + some) * key_row;
+      Vec found[M][FEW] = {};
       for (int64_t c = 0; c < width; c += LANES) {
-        const Vec numbers = load(q + c);
-        REGARD_UNROLL for (int i = 0; i < LANES; ++i) sums[i] = fma(numbers, load(first + i * key_row + c), sums[i]);
-        for (int64_t i = low; i < high; ++i) soon.ask(t + i, c);
+        Vec key[FEW];
+        REGARD_UNROLL for (int i = 0; i < FEW; ++i) key[i] = load(first + i * key_row + c);
+        REGARD_UNROLL for (int r = 0; r < M; ++r) {
+          const Vec query = load(q + r * width + c);
+          REGARD_UNROLL for (int i = 0; i < FEW; ++i) found[r][i] = fma(query, key[i], found[r][i]);
+        }
+        for (int64_t i = low; i < high; ++i) soon.ask(t + some + i, c);
       }
-    } else {
-      for (int64_t i = 0; i < here; ++i)
-        for (int64_t c = 0; c < width; c += LANES) sums[i] = fma(load(q + c), load(first + i * key_row + c), sums[i]);
+      REGARD_UNROLL for (int r = 0; r < M; ++r)
+        REGARD_UNROLL for (int i = 0; i < FEW; ++i) sums[r * K + some + i] = found[r][i];
     }
-    store(scores + t, sums_of_lanes(sums));
-    for (int64_t i = here; i < LANES; ++i) scores[t + i] = -INFINITY;
+    write(sums, t);
   }
+  if (t < count) {
+    Vec sums[LANES] = {};
+    for (int64_t i = 0; i < count - t; ++i)
+      for (int r = 0; r < M; ++r)
+        for (int64_t c = 0; c < width; c += LANES)
+          sums[r * K + i] = fma(load(q + r * width + c), load(keys + (t + i) * key_row + c), sums[r * K + i]);
+    write(sums, t);
+  }
+  const int64_t whole = (count + LANES - 1) / LANES * LANES;
+  for (int r = 0; r < M; ++r) std::fill(scores + r * PART_KEYS + count, scores + r * PART_KEYS + whole, -INFINITY);
 }
 
 // sums[r] = sums[r] * shrink[r] + sum over t of weights[r][t] * values[t], for M queries
@@ -36,9 +56,11 @@ static void thin_sums(const float* weights, const float* values, int64_t value_r
                       const float* shrink, float* sums, const Soon& soon) {
   const auto columns = [&](auto vectors, int64_t c) __attribute__((always_inline)) {
     constexpr int C = decltype(vectors)::value;
-    Vec even[M][C], odd[M][C] = {};  // two sums each, since each waits for itself
+    // where they are few each sum is two, since each waits for itself
+    constexpr int SUMS = M * C < 8 ? 2 : 1;
+    Vec found[SUMS][M][C] = {};
     REGARD_UNROLL for (int r = 0; r < M; ++r)
-      REGARD_UNROLL for (int j = 0; j < C; ++j) even[r][j] = load(sums + r * width + c + j * LANES) * shrink[r];
+      REGARD_UNROLL for (int j = 0; j < C; ++j) found[0][r][j] = load(sums + r * width + c + j * LANES) * shrink[r];
     const auto add = [&](Vec (&to)[M][C], int64_t t) __attribute__((always_inline)) {
       Vec value[C];
       REGARD_UNROLL for (int j = 0; j < C; ++j) value[j] = load(values + t * value_row + c + j * LANES);
@@ -49,13 +71,16 @@ static void thin_sums(const float* weights, const float* values, int64_t value_r
     };
     int64_t t = 0;
     for (; t + 2 <= count; t += 2) {
-      add(even, t), add(odd, t + 1);
+      add(found[0], t), add(found[SUMS - 1], t + 1);
       if (!soon.at) continue;
       REGARD_UNROLL for (int j = 0; j < C; ++j) soon.ask(t, c + j * LANES), soon.ask(t + 1, c + j * LANES);
     }
-    if (t < count) add(even, t);
+    if (t < count) add(found[0], t);
     REGARD_UNROLL for (int r = 0; r < M; ++r)
-      REGARD_UNROLL for (int j = 0; j < C; ++j) store(sums + r * width + c + j * LANES, even[r][j] + odd[r][j]);
+      REGARD_UNROLL for (int j = 0; j < C; ++j) {
+        const Vec sum = SUMS == 2 ? found[0][r][j] + found[SUMS - 1][r][j] : found[0][r][j];
+        store(sums + r * width + c + j * LANES, sum);
+      }
   };
   constexpr int WIDE = LANES == 16 ? 4 : 2;
   int64_t c = 0;
@@ -219,67 +244,65 @@ struct Decode {
     float* scores = take(rows * PART_KEYS);
     float* registers = take((p.program ? p.program->registers : 0) * ROWS * PANEL);
     float* turned = take(ROWS * PANEL);
-    float top[THIN], total[THIN], shrink[THIN];
+    Vec top = all(-INFINITY), total{};  // of each query in its lane
+    float shrinks[LANES];
     uint8_t seen[THIN * PART_KEYS];
     std::fill(sums, sums + rows * p.value_width, 0.0f);
-    std::fill(top, top + THIN, -INFINITY);
-    std::fill(total, total + THIN, 0.0f);
     for (int64_t key = first; key < last; key += PART_KEYS) {
       const int64_t until = std::min(last, key + PART_KEYS), count = until - key;
-      Floats k{};  // not read yet
-      const bool asks = rows > 1 && until < last;
+      Sight sights[THIN];  // of heads
+      for (int64_t n = 0; n < group; ++n) sights[n] = sight(runs[n], key, until);
+      if (std::all_of(sights, sights + group, [](Sight sees) { return sees == NONE; })) continue;
+      const bool asks = until < last;
       const Soon soon_k = asks ? soon(p.k, p.kind, b, key_head, until) : Soon{};
       const Soon soon_v = asks ? soon(p.v, p.kind, b, key_head, until) : Soon{};
+      const Floats k = floats_of(p.k, p.kind, b, key_head, key, count, p.width, wide_k);
+      in_blocks<4>(0, rows, [&](auto together, int64_t r) {
+        constexpr int M = decltype(together)::value;
+        thin_products<M>(queries + r * p.width, p.width, k.at, k.row, count, scores + r * PART_KEYS, soon_k,
+                         asks ? r * 4 / rows : 0, asks ? (r + M) * 4 / rows : 0);
+      });
       for (int64_t n = 0; n < group; ++n) {
-        const Sight sees = sight(runs[n], key, until);
         float* of_head = scores + n * p.n_q * PART_KEYS;
-        if (sees == NONE) {
-          std::fill(of_head, of_head + p.n_q * PART_KEYS, -INFINITY);
-          continue;
-        }
-        if (!k.at) k = floats_of(p.k, p.kind, b, key_head, key, count, p.width, wide_k);
-        for (int64_t r = n * p.n_q; r < (n + 1) * p.n_q; ++r)
-          thin_products(queries + r * p.width, p.width, k.at, k.row, count, scores + r * PART_KEYS, soon_k,
-                        asks ? r * LANES / rows : 0, asks ? (r + 1) * LANES / rows : 0);
-        if (!RULED && sees == ALL) continue;
+        if (sights[n] == NONE) std::fill(of_head, of_head + p.n_q * PART_KEYS, -INFINITY);
+        if (sights[n] == NONE || (sights[n] == ALL && !RULED)) continue;
         Machine machine{*p.program, registers, b, key_head * group + n, 0};
-        change(machine, key, count, sees != ALL, turned,
+        change(machine, key, count, sights[n] != ALL, turned,
                [&](int64_t t, int64_t i) { return of_head + i * PART_KEYS + t; });
       }
-      if (!k.at) continue;
       const Floats v = floats_of(p.v, p.kind, b, key_head, key, count, p.value_width, wide_v);
       const bool finite = all_finite(v.at, v.row, count, p.value_width);
-      for (int64_t r = 0; r < rows; ++r) {
-        float* row = scores + r * PART_KEYS;
-        if (!finite)
-          for (int64_t t = 0; t < count; ++t) seen[r * PART_KEYS + t] = row[t] != -INFINITY;
-        Vec high = all(-INFINITY);
-        for (int64_t t = 0; t < count; t += LANES) high = larger(load(row + t), high);  // in this order a NaN is passed over
-        float highest = top[r];
-        for (int lane = 0; lane < LANES; ++lane) highest = std::max(highest, high[lane]);
-        const float origin = std::max(highest, -FLT_MAX);  // nothing seen so far: 2^(-inf - finite) is 0
-        shrink[r] = exp2(all(RULED ? (top[r] - origin) * LOG2_E : top[r] - origin))[0];
-        top[r] = highest;
-        Vec sum{};
+      if (!finite)
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t t = 0; t < count; ++t) seen[r * PART_KEYS + t] = scores[r * PART_KEYS + t] != -INFINITY;
+      Vec of_row[LANES];
+      std::fill(of_row, of_row + LANES, all(-INFINITY));
+      for (int64_t r = 0; r < rows; ++r)  // in this order a NaN is passed over
+        for (int64_t t = 0; t < count; t += LANES) of_row[r] = larger(load(scores + r * PART_KEYS + t), of_row[r]);
+      const Vec highest = larger(tops_of_lanes(of_row), top);
+      const Vec origin = larger(highest, all(-FLT_MAX));  // nothing seen so far: 2^(-inf - finite) is 0
+      const Vec shrink = exp2(RULED ? (top - origin) * LOG2_E : top - origin);
+      top = highest;
+      std::fill(of_row, of_row + LANES, Vec{});
+      for (int64_t r = 0; r < rows; ++r)
         for (int64_t t = 0; t < count; t += LANES) {
-          const Vec from_top = load(row + t) - origin, weight = exp2(RULED ? from_top * LOG2_E : from_top);
-          store(row + t, weight);
-          sum += weight;
+          float* here = scores + r * PART_KEYS + t;
+          const Vec from_top = load(here) - origin[r], weight = exp2(RULED ? from_top * LOG2_E : from_top);
+          store(here, weight);
+          of_row[r] += weight;
         }
-        float more = 0.0f;
-        for (int lane = 0; lane < LANES; ++lane) more += sum[lane];
-        total[r] = total[r] * shrink[r] + more;
-      }
+      total = fma(total, shrink, sums_of_lanes(of_row));
+      store(shrinks, shrink);
       if (finite) {
         in_blocks<4>(0, rows, [&](auto together, int64_t r) {
-          thin_sums<decltype(together)::value>(scores + r * PART_KEYS, v.at, v.row, count, p.value_width, shrink + r,
+          thin_sums<decltype(together)::value>(scores + r * PART_KEYS, v.at, v.row, count, p.value_width, shrinks + r,
                                                sums + r * p.value_width, r == 0 ? soon_v : Soon{});
         });
       } else {  // 0 times inf is NaN: what is hidden is left out
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t c = 0; c < p.value_width; ++c) {
             float& sum = sums[r * p.value_width + c];
-            sum *= shrink[r];
+            sum *= shrinks[r];
             for (int64_t t = 0; t < count; ++t)
               if (seen[r * PART_KEYS + t]) sum += scores[r * PART_KEYS + t] * v.at[t * v.row + c];
           }

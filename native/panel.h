@@ -47,7 +47,7 @@ struct Soon {
   const char* at = nullptr;  // null: nothing is asked for
   int64_t row, number;       // bytes
 
-  REGARD_MEMBER void ask(int64_t i, int64_t c) const { __builtin_prefetch(at + i * row + c * number); }
+  REGARD_MEMBER void ask(int64_t i, int64_t c) const { __builtin_prefetch(at + i * row + c * number, 0, 2); }
 
   // For M keys from `t` on, at channel `p`: of each row a line, while a line's worth of channels is multiplied.
   template <int M>

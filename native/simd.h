@@ -191,19 +191,28 @@ REGARD_INLINE void transpose(Vec (&rows)[LANES]) {
   if constexpr (LANES >= 16) swap_halves<LANES >= 16 ? 8 : 1>(rows);
 }
 
-// The sum of each vector's lanes, in the lane of its number: rows become columns, added up on the way.
-template <int STEP>
-REGARD_INLINE void add_halves(Vec (&rows)[LANES]) {
+// Of each vector's lanes their sum or maximum, in the lane of its number: rows become columns, put together on the way.
+template <int STEP, class F>
+REGARD_INLINE void join_halves(Vec (&rows)[LANES], const F& join) {
   REGARD_UNROLL for (int i = 0; i < LANES; i += 2 * STEP) {
     turn_over<STEP>(rows[i], rows[i + STEP]);
-    rows[i] += rows[i + STEP];
+    rows[i] = join(rows[i], rows[i + STEP]);
   }
 }
 
-REGARD_INLINE Vec sums_of_lanes(Vec (&rows)[LANES]) {
-  add_halves<1>(rows);
-  add_halves<2>(rows);
-  if constexpr (LANES >= 8) add_halves<LANES >= 8 ? 4 : 1>(rows);
-  if constexpr (LANES >= 16) add_halves<LANES >= 16 ? 8 : 1>(rows);
+template <class F>
+REGARD_INLINE Vec joined_lanes(Vec (&rows)[LANES], const F& join) {
+  join_halves<1>(rows, join);
+  join_halves<2>(rows, join);
+  if constexpr (LANES >= 8) join_halves<LANES >= 8 ? 4 : 1>(rows, join);
+  if constexpr (LANES >= 16) join_halves<LANES >= 16 ? 8 : 1>(rows, join);
   return rows[0];
+}
+
+REGARD_INLINE Vec sums_of_lanes(Vec (&rows)[LANES]) {
+  return joined_lanes(rows, [](Vec a, Vec b) REGARD_AT_ONCE { return a + b; });
+}
+
+REGARD_INLINE Vec tops_of_lanes(Vec (&rows)[LANES]) {
+  return joined_lanes(rows, [](Vec a, Vec b) REGARD_AT_ONCE { return larger(a, b); });
 }

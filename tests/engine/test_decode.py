@@ -19,8 +19,11 @@ SHAPES = [
     (8, 2, 1, 4100, 32, 48),
     (8, 1, 1, 2049, 64, 16),
     (4, 4, 8, 2048, 16, 16),
-    (8, 2, 2, 63, 16, 16),
-    (8, 2, 2, 65, 16, 16),
+    (3, 1, 1, 2100, 32, 32),
+    (7, 1, 1, 2067, 64, 80),
+    (12, 1, 1, 2070, 16, 32),
+    (8, 2, 2, 31, 16, 16),
+    (8, 2, 2, 33, 16, 16),
     (32, 8, 4, 2300, 128, 128),
     (2, 2, 16, 2500, 64, 64),
     (4, 1, 12, 300, 40, 24),
@@ -70,14 +73,14 @@ def test_few_queries_get_what_tiled_gives_them(build: Build, shape: tuple[int, .
 
 
 @pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1], SHAPES[7]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1], SHAPES[10]], ids=str)
 def test_keys_may_lie_anywhere(build: Build, shape: tuple[int, ...]) -> None:
     q, k, v = rows(shape)
     agree(build, q, k.transpose(1, 2).contiguous().transpose(1, 2), v[:1].expand_as(v), mask=mask.causal())
 
 
 @pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[6], SHAPES[8]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[5], SHAPES[9], SHAPES[11]], ids=str)
 @pytest.mark.parametrize("wild", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("where", ["k", "v"])
 def test_what_is_hidden_may_hold_anything(build: Build, shape: tuple[int, ...], wild: float, where: str) -> None:
@@ -91,7 +94,7 @@ def test_what_is_hidden_may_hold_anything(build: Build, shape: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[6]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[5], SHAPES[9]], ids=str)
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize("name", ["plain", "causal", "alibi"])
 def test_what_is_not_finite_reaches_who_sees_it(build: Build, shape: tuple[int, ...], where: str, name: str) -> None:
@@ -101,7 +104,7 @@ def test_what_is_not_finite_reaches_who_sees_it(build: Build, shape: tuple[int, 
     agree(build, *numbers.values(), **RULES[name](shape[3]))
 
 
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1], SHAPES[6], SHAPES[7]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[5], SHAPES[1], SHAPES[9], SHAPES[10]], ids=str)
 def test_any_number_of_threads_gives_the_same_bits(shape: tuple[int, ...]) -> None:
     before = torch.get_num_threads()
     found = []
