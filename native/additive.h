@@ -3,29 +3,30 @@
 //     tanh(a + b) = 1 - 2 r,   r = 1 / x,   x = 1 + e^2a e^2b,
 //
 // a pair takes a division and no power, once e^2a and e^2b are known; and channels share a division:
-// u / x + w / y = (u y + w x) / (x y). That could overflow where |a| + |b| is large: four channels share one up to REACH,
-// two up to twice as much, and beyond that tanh is computed.
+// u / x + w / y = (u y + w x) / (x y). Where that might overflow fewer share one, and beyond that tanh is computed.
 
-constexpr float REACH = 10.0f;  // e^(4 * 2 * REACH) is still a float
+constexpr float LARGEST = 0x1p125f;  // that is divided by, and that is divided
 
 // Numbers and their e^2x. Of queries a row is a channel, with a lane for each query; of keys a row is a key.
 struct Raised {
   const float *raw, *at;
   int64_t raw_row, row;
-  float reach;  // no number is larger; infinite where one is not a number
+  const float* tops;  // the largest e^2x of each channel; no number where one is none
 
   Raised from(int64_t rows, int64_t columns = 0) const {
-    return {raw + rows * raw_row + columns, at + rows * row + columns, raw_row, row, reach};
+    return {raw + rows * raw_row + columns, at + rows * row + columns, raw_row, row, tops};
   }
 };
 
-static Raised raise(const float* from, int64_t from_row, int64_t rows, int64_t width, float* to) {
-  IntVec most{};  // the bits of a larger number are larger, and those of a NaN the largest
-  const auto step = [&](Vec x) __attribute__((always_inline)) {
-    const IntVec size = bits(x) & 0x7fffffff;
-    most = size > most ? size : most;
-    return exp(x + x);
-  };
+// The larger one of two numbers that are not negative, or what is no number: without their signs, bits of a larger number
+// are larger, and those of a NaN the largest.
+REGARD_INLINE Vec larger_or_none(Vec a, Vec b) {
+  const IntVec x = bits(a) & 0x7fffffff, y = bits(b) & 0x7fffffff;
+  return floats(x > y ? x : y);
+}
+
+static void raise(const float* from, int64_t from_row, int64_t rows, int64_t width, float* to) {
+  const auto step = [](Vec x) __attribute__((always_inline)) { return exp(x + x); };
   for (int64_t i = 0; i < rows; ++i) {
     const float* row = from + i * from_row;
     int64_t c = 0;
@@ -36,11 +37,31 @@ static Raised raise(const float* from, int64_t from_row, int64_t rows, int64_t w
     store(rest, step(load(rest)));
     std::copy(rest, rest + width - c, to + i * width + c);
   }
-  int32_t largest = 0;
-  for (int lane = 0; lane < LANES; ++lane) largest = std::max(largest, most[lane]);
-  float reach;
-  std::memcpy(&reach, &largest, sizeof reach);
-  return {from, to, from_row, width, reach != reach ? INFINITY : reach};
+}
+
+// Keys, a row each; `to` has room for a row more.
+static Raised raised_keys(const float* from, int64_t from_row, int64_t rows, int64_t width, float* to) {
+  raise(from, from_row, rows, width, to);
+  float* tops = to + rows * width;
+  std::fill(tops, tops + width, 0.0f);
+  for (int64_t i = 0; i < rows; ++i) {
+    int64_t c = 0;
+    for (; c + LANES <= width; c += LANES) store(tops + c, larger_or_none(load(to + i * width + c), load(tops + c)));
+    for (; c < width; ++c) tops[c] = larger_or_none(all(to[i * width + c]), all(tops[c]))[0];
+  }
+  return {from, to, from_row, width, tops};
+}
+
+// Queries, a channel a row; `to` has room for a number more of each.
+static Raised raised_queries(const float* from, int64_t width, int64_t lanes, float* to) {
+  raise(from, lanes, width, lanes, to);
+  float* tops = to + width * lanes;
+  for (int64_t c = 0; c < width; ++c) {
+    Vec top{};
+    for (int64_t lane = 0; lane < lanes; lane += LANES) top = larger_or_none(load(to + c * lanes + lane), top);
+    for (int lane = 0; lane < LANES; ++lane) tops[c] = larger_or_none(all(top[lane]), lane ? all(tops[c]) : Vec{})[0];
+  }
+  return {from, to, lanes, lanes, tops};
 }
 
 // What is the same for all pairs of a head.
@@ -62,16 +83,32 @@ struct Additive {
     total = float(sum);
   }
 
-  static int64_t space(const Problem& p) { return p.u ? (2 + KEYS) * p.width : 0; }
+  static int64_t space(const Problem& p) { return p.u ? (3 + KEYS) * p.width : 0; }
 };
 
-// Calls what(channels that may share a division): 4, 2, or 0 where there must be none.
+// Whether so many channels may share a division: neither what is divided by nor, `twice` u times that, what is divided may
+// be larger than a float.
+static bool may_share(int64_t channels, const Raised& queries, const Raised& keys, int64_t width, const float* twice) {
+  for (int64_t first = 0; first < width; first += channels) {
+    float below = 1.0f, above = 0.0f;
+    for (int64_t c = first; c < std::min(width, first + channels); ++c) {
+      below *= 1.0f + queries.tops[c] * keys.tops[c];
+      above += twice ? std::abs(twice[c]) : 0.0f;
+    }
+    if (!(below * std::max(1.0f, above) <= LARGEST)) return false;  // also where something is no number
+  }
+  return true;
+}
+
+// Calls what(channels that share a division): 8, 4, 2, or 0 where tanh is to be computed.
 template <class What>
-REGARD_INLINE void where_in_reach(const Raised& queries, const Raised& keys, const What& what) {
-  const float reach = queries.reach + keys.reach;
-  if (reach <= REACH) {
+REGARD_INLINE void where_shared(const Additive& of, const Raised& queries, const Raised& keys, int64_t width,
+                                const What& what) {
+  if (may_share(8, queries, keys, width, of.twice)) {
+    what(std::integral_constant<int, 8>{});
+  } else if (may_share(4, queries, keys, width, of.twice)) {
     what(std::integral_constant<int, 4>{});
-  } else if (reach <= 2.0f * REACH) {
+  } else if (may_share(2, queries, keys, width, of.twice)) {
     what(std::integral_constant<int, 2>{});
   } else {
     what(std::integral_constant<int, 0>{});
@@ -86,6 +123,16 @@ struct Fraction {
     return {fma(above, other.below, other.above * below), below * other.below};
   }
 };
+
+// The sum of so many channels from `first` on.
+template <int CHANNELS, class Channel>
+REGARD_INLINE Fraction shared(int64_t first, const Channel& channel) {
+  if constexpr (CHANNELS > 1) {
+    return shared<CHANNELS / 2>(first, channel) + shared<CHANNELS / 2>(first + CHANNELS / 2, channel);
+  } else {
+    return channel(first);
+  }
+}
 
 // A channel of queries and of a key: e^2a and e^2b, or a and b.
 template <bool QUICK>
@@ -102,7 +149,7 @@ template <int N>
 static void additive_scores(const Additive& of, const Raised& queries, const Raised& keys, int64_t width, int64_t count,
                             float* scores) {
   constexpr int CHANNELS = 32;  // sums of sums: rounding grows with their lengths
-  where_in_reach(queries, keys, [&](auto sharing) __attribute__((always_inline)) {
+  where_shared(of, queries, keys, width, [&](auto sharing) __attribute__((always_inline)) {
     constexpr int SHARING = decltype(sharing)::value;
     constexpr bool QUICK = SHARING > 0;
     in_blocks<2>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
@@ -117,12 +164,10 @@ static void additive_scores(const Additive& of, const Raised& queries, const Rai
         for (; QUICK && c + SHARING <= last; c += SHARING)
           REGARD_UNROLL for (int i = 0; i < M; ++i)
             REGARD_UNROLL for (int j = 0; j < N; ++j) {
-              const auto channel = [&](int64_t n) __attribute__((always_inline)) {
+              const Fraction part = shared<SHARING>(c, [&](int64_t n) __attribute__((always_inline)) {
                 const Vec x = fma(query_at<true>(queries, n, j), key_at<true>(keys, t + i, n), all(1.0f));
                 return Fraction{all(of.twice[n]), x};
-              };
-              Fraction part = channel(c) + channel(c + 1);
-              if constexpr (SHARING == 4) part = part + (channel(c + 2) + channel(c + 3));
+              });
               sum[i][j] = fma(part.above, reciprocal(part.below), sum[i][j]);
             }
         for (; c < last; ++c)
@@ -150,8 +195,8 @@ template <int N>
 static void additive_gradients(const Raised& queries, const Raised& keys, int64_t width, int64_t count,
                                const float* d_scores, float* d_queries, int64_t query_row, float* d_keys,
                                int64_t key_row, double* d_u) {
-  where_in_reach(queries, keys, [&](auto sharing) __attribute__((always_inline)) {
-    constexpr bool QUICK = decltype(sharing)::value > 0;
+  const auto add_all = [&](auto quick) __attribute__((always_inline)) {
+    constexpr bool QUICK = decltype(quick)::value;
     for (int64_t c = 0; c < width; ++c) {
       Vec a[N], to_query[N] = {}, to_u[N] = {};
       REGARD_UNROLL for (int j = 0; j < N; ++j) a[j] = query_at<QUICK>(queries, c, j);
@@ -188,5 +233,6 @@ static void additive_gradients(const Raised& queries, const Raised& keys, int64_
       }
       for (int lane = 0; lane < LANES; ++lane) d_u[c] += more[lane];
     }
-  });
+  };
+  may_share(1, queries, keys, width, nullptr) ? add_all(std::true_type{}) : add_all(std::false_type{});
 }

@@ -177,7 +177,7 @@ struct Backward {
     const int64_t wide = space_of(problem.kind, together * PANEL + BACK_KEYS, problem.width + problem.value_width + 32);
     return wide + problem.value_width + size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 3 * BACK_KEYS * PANEL +
            BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + 2 * small +
-           (problem.u ? (BACK_KEYS + LANES + together * PANEL + 2) * problem.width : 0) + Additive::space(problem) + 640;
+           (problem.u ? (BACK_KEYS + LANES + together * (PANEL + LANES) + 2) * problem.width : 0) + Additive::space(problem) + 640;
   }
 
   void block(int64_t item, float* space) const {
@@ -273,7 +273,7 @@ struct Backward {
           if (finite < 0) {
             k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
             v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
-            if (p.u) keys = raise(k.at, k.row, until - key, p.width, raised_k);
+            if (p.u) keys = raised_keys(k.at, k.row, until - key, p.width, raised_k);
             // 0 times inf is NaN: where something is not finite, only what is seen is added up
             finite = all_finite(k.at, k.row, until - key, p.width) && all_finite(v.at, v.row, until - key, p.value_width);
           }

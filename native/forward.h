@@ -171,7 +171,7 @@ struct Forward {
           if (finite < 0) {
             k = floats_of(p.k, p.kind, b, key_head, key, until - key, p.width, wide_k);
             v = floats_of(p.v, p.kind, b, key_head, key, until - key, p.value_width, wide_v);
-            if (p.u) keys = raise(k.at, k.row, until - key, p.width, raised_k);
+            if (p.u) keys = raised_keys(k.at, k.row, until - key, p.width, raised_k);
             finite = all_finite(v.at, v.row, until - key, p.value_width);
           }
           piece.k = k.at + (piece.from - key) * k.row, piece.v = v.at + (piece.from - key) * v.row;

@@ -60,13 +60,13 @@ struct Queries {
   Raised raised;
   const Additive* additive;
 
-  static int64_t space(const Problem& p, int64_t lanes) { return (p.u ? 2 : 1) * p.width * lanes; }
+  static int64_t space(const Problem& p, int64_t lanes) { return p.width * (p.u ? 2 * lanes + LANES : lanes); }
 
   static Queries of(const Problem& p, const Floats& rows, int64_t count, int64_t lanes, double unit,
                     const Additive& additive, float* space) {
     gather_lanes(rows.at, rows.row, count, p.width, p.u ? 1.0f : float(p.scale * unit), space, lanes);
     float* beside = space + p.width * lanes;
-    return {space, lanes, p.u ? raise(space, lanes, p.width, lanes, beside) : Raised{}, &additive};
+    return {space, lanes, p.u ? raised_queries(space, p.width, lanes, beside) : Raised{}, &additive};
   }
 };
 

@@ -47,7 +47,7 @@ struct PartOfWeights {
       const int64_t keys = piece.to - key;
       const Floats k = floats_of(p.k, p.kind, b, h / (p.heads / p.key_heads), key, keys, p.width, wide_k);
       piece.k = k.at, piece.k_row = k.row;
-      if (p.u) piece.raised = raise(k.at, k.row, keys, p.width, additive.keys);
+      if (p.u) piece.raised = raised_keys(k.at, k.row, keys, p.width, additive.keys);
       with_vectors(lanes / LANES, [&](auto vectors) {
         constexpr int N = decltype(vectors)::value;
         score_keys<N>(p, queries, piece, scores);

@@ -1,5 +1,6 @@
-"""Additive scores on the compiled engine: two forms of one sum, and the switch between them."""
+"""Additive scores on the compiled engine: four forms of one sum, and the switches between them."""
 
+import itertools
 import math
 from typing import Any
 
@@ -17,8 +18,10 @@ from regard.spec.read import read
 pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")
 every_build = pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
 
-REACH = 10.0  # in native/additive.h: four channels share a division up to here, two up to twice as much
-SWITCHES = [move for at in (REACH, 2 * REACH) for move in (math.nextafter(at, 0.0), at, math.nextafter(at, 99.0))]
+# 8, 4 or 2 channels share a division while the product of so many 1 + e^2(a + b) is less than 2^125: |a + b| up to here,
+# where all are alike
+REACHES = [125 * math.log(2) / 2 / channels for channels in (8, 4, 2)]
+SWITCHES = [at + move for at in REACHES for move in (-0.1, -1e-3, -1e-5, 0.0, 1e-5, 1e-3, 0.1)]
 
 
 def answers(build: Build | None, tensors: list[Tensor], **options: Any) -> list[Tensor]:
@@ -95,23 +98,34 @@ def test_the_sum_is_right_on_both_sides_of_the_switch_and_at_it(build: Build, fa
 
 
 @every_build
-def test_a_channel_that_counts_nothing_changes_nothing(build: Build) -> None:
-    """A large number where u is 0 makes another form take its place: all are the same sum."""
+def test_channels_that_count_nothing_change_nothing(build: Build) -> None:
+    """Large numbers where u is 0 make another form take its place: all are the same sum."""
     *tensors, w_q, w_k, u = question(60, 150, 2, 1, 24)
-    bias = torch.zeros(25)
-    wider = [torch.nn.functional.pad(x, (0, 1)) for x in (w_q, w_k, u)]
+    bias = torch.zeros(32)
+    wider = [torch.nn.functional.pad(x, (0, 8)) for x in (w_q, w_k, u)]
 
     def asked(far: float) -> Tensor:
-        bias[-1] = far
+        bias[24:] = far
         problem = read(*tensors, score=score.additive(*wider, bias))
         engine = Native(None, build)
         return run(engine, problem.spec, engine.tiles(problem.spec), problem.inputs())[0]
 
-    forms = [asked(0.0), asked(1.5 * REACH), asked(1000.0)]
-    for n, form in enumerate(forms):
-        other = forms[n - 1]
-        torch.testing.assert_close(form, other, rtol=1e-6, atol=2e-6)
-        assert not torch.equal(form, other)  # or they are one form
+    forms = [asked(far) for far in (0.0, 7.0, 15.0, 25.0)]  # 8, 4, 2 and none share a division
+    for one, other in itertools.combinations(forms, 2):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=2e-6)
+        assert not torch.equal(one, other)  # or they are one form
+
+
+@every_build
+@pytest.mark.parametrize("large", [1e6, 1e20, 1e30])
+def test_u_may_be_large(build: Build, large: float) -> None:
+    """A sum of fractions is large where u is: all scores are alike, and the weights with them."""
+    q, k, v = torch.full((1, 1, 4, 8), 4.0), torch.full((1, 1, 40, 8), 1.0), torch.randn(1, 1, 40, 8)
+    problem = read(q, k, v, score=score.additive(torch.eye(8), torch.eye(8), torch.full((8,), large)))
+    engine = Native(None, build)
+    output, lse = run(engine, problem.spec, engine.tiles(problem.spec), problem.inputs())
+    torch.testing.assert_close(output, v.mean(2, keepdim=True).expand_as(output))
+    torch.testing.assert_close(lse, torch.full_like(lse, large * 8 * math.tanh(5.0)))
 
 
 @every_build
