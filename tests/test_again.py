@@ -27,9 +27,11 @@ def answers(monkeypatch):
     count = []
     whole = again.Repeated.__call__
 
-    def counting(self, *args: Tensor) -> Tensor:
-        count.append(1)
-        return whole(self, *args)
+    def counting(self, *args: Tensor) -> Tensor | None:
+        found = whole(self, *args)
+        if found is not None:
+            count.append(1)
+        return found
 
     monkeypatch.setattr(again.Repeated, "__call__", counting)
     return count
@@ -194,6 +196,34 @@ def test_a_captured_tensor_that_is_watched_gets_its_gradient(answers):
     regard.attention(q, k, v, score=rule).sum().backward()
     assert slopes.grad is not None and slopes.grad.abs().sum() > 0
     assert len(answers) == 1
+
+
+def test_there_may_be_more_keys_each_time(answers):
+    q = torch.randn(2, 4, 1, 16)
+    k, v = torch.randn(2, 2, 2, 500, 16)
+    for n in (1, 2, 31, 40, 333, 500):
+        found = regard.attention(q, k[:, :, :n], v[:, :, :n])
+        expected = exact(q, k[:, :, :n], v[:, :, :n]).float()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(answers) == 5
+
+
+def test_no_keys_and_not_as_many_values_go_the_whole_way(answers):
+    q, k, v = rows()
+    regard.attention(q, k, v)
+    assert not regard.attention(q, k[:, :, :0], v[:, :, :0]).any()
+    with pytest.raises(regard.errors.SpecError, match="same length"):
+        regard.attention(q, k, v[:, :, :5])
+    assert not answers
+
+
+def test_under_a_mask_another_number_of_keys_is_another_question(answers):
+    q, k, v = rows()
+    for n in (9, 7):
+        found = regard.attention(q[:, :, :7], k[:, :, :n], v[:, :, :n], mask=mask.causal())
+        expected = exact(q[:, :, :7], k[:, :, :n], v[:, :, :n], mask=mask.causal()).float()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not answers
 
 
 def test_mixed_precision_is_still_refused(answers):

@@ -27,24 +27,22 @@ _known_by_content: Recent[Repeated] = Recent()
 
 def repeated(q: Any, k: Any, v: Any, score: Any, mask: Any) -> Tensor | None:
     """The answer, if the same was asked before and may be answered in the same way."""
-    if not type(q) is type(k) is type(v) is Tensor:
+    if not type(q) is type(k) is type(v) is Tensor or not q.dim() == k.dim() == v.dim() == 4:
         return None
     captured = _captured(score, mask)
     if captured is None:
         return None
     asked = _asked(q, k, v, score, mask)
     known = _known_by_content.find(asked, captured) if captured else _known.get(asked)
-    if known is None or not known.fits(q, k, v) or _is_followed((q, k, v, *captured)):
-        return None
-    return known(q, k, v)
+    return None if known is None or _is_followed((q, k, v, *captured)) else known(q, k, v)
 
 
 def remember(q: Any, k: Any, v: Any, score: Any, mask: Any, ready: Callable[[], Repeated | None]) -> None:
     """Keep how a call was answered, if it can be recognised."""
-    captured = _captured(score, mask)
-    if captured is None or not type(q) is type(k) is type(v) is Tensor or not q.dim() == k.dim() == v.dim() == 4:
+    if not type(q) is type(k) is type(v) is Tensor or not q.dim() == k.dim() == v.dim() == 4:
         return
-    if _is_followed((q, k, v, *captured)):
+    captured = _captured(score, mask)
+    if captured is None or _is_followed((q, k, v, *captured)):
         return
     made = ready()
     if made is None:
@@ -59,7 +57,11 @@ def remember(q: Any, k: Any, v: Any, score: Any, mask: Any, ready: Callable[[], 
 
 
 def _asked(q: Tensor, k: Tensor, v: Tensor, score: Any, mask: Any) -> Hashable:
-    """What a question is recognised by. A tensor as a mask is known by its numbers alone."""
+    """What a question is recognised by. A tensor as a mask is known by its numbers alone; where nothing asks for
+    positions, there may be any number of keys."""
+    if score is None and mask is None:
+        (k_batch, k_heads, _, k_width), (v_batch, v_heads, _, v_width) = k.shape, v.shape
+        return q.shape, k_batch, k_heads, k_width, v_batch, v_heads, v_width, q.dtype
     return q.shape, k.shape, v.shape, q.dtype, score, Tensor if isinstance(mask, Tensor) else mask
 
 

@@ -18,8 +18,8 @@ from regard.spec.read import read
 pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")
 every_build = pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
 
-# 8, 4 or 2 channels share a division while the product of so many 1 + e^2(a + b) is less than 2^125: |a + b| up to here,
-# where all are alike
+# 8, 4 or 2 channels share a division while the product of so many 1 + e^2(a + b) is less than 2^125: |a + b| up to
+# here, where all are alike
 REACHES = [125 * math.log(2) / 2 / channels for channels in (8, 4, 2)]
 SWITCHES = [at + move for at in REACHES for move in (-0.1, -1e-3, -1e-5, 0.0, 1e-5, 1e-3, 0.1)]
 

@@ -179,23 +179,22 @@ class Repeated:
         self.build, self.problem, self.dtype = build.number, bytes(problem), spec.dtype
         self.shape = (spec.batch, spec.heads, spec.n_q, spec.value_width)
 
-    def fits(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Whether the kernels can read these as they are; their shapes are known to be right."""
-        return (
-            q.dtype == k.dtype == v.dtype == self.dtype
-            and q.is_cpu
-            and k.is_cpu
-            and v.is_cpu
-            and q.stride(3) == k.stride(3) == v.stride(3) == 1
-        )
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        """The answer, where the kernels can read these as they are. Their shapes are known to be right, but there may
+        be another number of keys, if nothing asks for positions."""
         assert core is not None
-        problem = Problem.from_buffer_copy(self.problem)
-        output, lse = torch.empty(self.shape, dtype=self.dtype), torch.empty(self.shape[:3], dtype=torch.float32)
-        problem.threads = torch.get_num_threads()
-        problem.q, problem.k, problem.v = Rows.of(q), Rows.of(k), Rows.of(v)
-        problem.output, problem.lse = output.data_ptr(), lse.data_ptr()
+        n_k, strides = k.shape[2], (q.stride(), k.stride(), v.stride())
+        if not (q.dtype == k.dtype == v.dtype == self.dtype and q.is_cpu and k.is_cpu and v.is_cpu):
+            return None
+        if not (strides[0][3] == strides[1][3] == strides[2][3] == 1 and 0 < n_k == v.shape[2]):
+            return None
+        output, lse = q.new_empty(self.shape), q.new_empty(self.shape[:3], dtype=torch.float32)
+        problem = bytearray(self.problem)
+        _NUMBER.pack_into(problem, Problem.n_k.offset, n_k)
+        _NUMBER.pack_into(problem, Problem.threads.offset, torch.get_num_threads())
+        for rows, x, stride in zip(_ROWS_AT, (q, k, v), strides, strict=True):
+            _ROWS.pack_into(problem, rows, x.data_ptr(), *stride[:3])
+        _PAIR.pack_into(problem, Problem.output.offset, output.data_ptr(), lse.data_ptr())
         core.forward(self.build, bytes(problem))
         return output
 
@@ -280,6 +279,10 @@ class Problem(ctypes.Structure):
         ("d_output", Rows),
         *((name, ctypes.c_int64) for name in ("d_lse", "d_q", "d_k", "d_v", "u", "d_u")),
     )
+
+
+_NUMBER, _PAIR, _ROWS = struct.Struct("q"), struct.Struct("2q"), struct.Struct("4q")
+_ROWS_AT = (Problem.q.offset, Problem.k.offset, Problem.v.offset)
 
 
 def _problem(

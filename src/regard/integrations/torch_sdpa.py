@@ -47,7 +47,7 @@ def scaled_dot_product_attention(
     if dropout_p == 1.0:
         return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa) * 0.0
     leading = query.shape[:-2]
-    if not enable_gqa:
+    if not enable_gqa and not leading == key.shape[:-2] == value.shape[:-2]:
         try:
             leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
         except RuntimeError:
@@ -57,15 +57,17 @@ def scaled_dot_product_attention(
                 "For shared key heads use enable_gqa=True."
             ) from None
         query, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
-    chosen_score: Any = score.scaled_dot(scale)
+    chosen_score: Any = None if scale is None else score.scaled_dot(scale)
     chosen_mask: Any = mask.causal() if is_causal else None
     if attn_mask is not None:
         full = _as_four(attn_mask, leading, query.shape[-2], key.shape[-2])
         if attn_mask.dtype == torch.bool:
             chosen_mask = full
         else:
-            chosen_score = chosen_score.then(score.bias(full))
-    return attention(query, key, value, score=chosen_score, mask=chosen_mask, dropout=dropout_p, start=0)  # type: ignore[no-any-return]  # tensors in, tensor out
+            chosen_score = score.scaled_dot(scale).then(score.bias(full))
+    # only causal asks where queries stand, and where they are as many as the keys, that is where regard puts them
+    start = 0 if is_causal and query.shape[-2] != key.shape[-2] else None
+    return attention(query, key, value, score=chosen_score, mask=chosen_mask, dropout=dropout_p, start=start)  # type: ignore[no-any-return]  # tensors in, tensor out
 
 
 def _as_four(attn_mask: Tensor, leading: tuple[int, ...], n_q: int, n_k: int) -> Tensor:
