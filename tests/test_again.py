@@ -226,6 +226,25 @@ def test_under_a_mask_another_number_of_keys_is_another_question(answers):
     assert not answers
 
 
+@pytest.mark.parametrize("shared", ["q", "k", "v", "kv"])
+def test_what_a_batch_shares_goes_the_whole_way(answers, shared):
+    numbers = dict(zip("qkv", rows(), strict=True))
+    for name in shared:
+        numbers[name] = numbers[name][:1].clone()
+    for _ in range(2):
+        found = regard.attention(*numbers.values())
+        torch.testing.assert_close(found, exact(*numbers.values()).float(), rtol=1e-4, atol=1e-5)
+    assert not answers
+
+
+def test_numbers_that_torch_has_yet_to_negate_are_negated(answers):
+    q, k, v = rows()
+    for _ in range(2):
+        found = regard.attention(torch._neg_view(q), k, v)
+        torch.testing.assert_close(found, exact(-q, k, v).float(), rtol=1e-4, atol=1e-5)
+    assert not answers
+
+
 def test_mixed_precision_is_still_refused(answers):
     q, k, v = rows()
     regard.attention(q, k, v)

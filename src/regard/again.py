@@ -41,6 +41,8 @@ def remember(q: Any, k: Any, v: Any, score: Any, mask: Any, ready: Callable[[], 
     """Keep how a call was answered, if it can be recognised."""
     if not type(q) is type(k) is type(v) is Tensor or not q.dim() == k.dim() == v.dim() == 4:
         return
+    if not q.shape[0] == k.shape[0] == v.shape[0]:  # the kernels would go on where a tensor ends
+        return
     captured = _captured(score, mask)
     if captured is None or _is_followed((q, k, v, *captured)):
         return
@@ -93,4 +95,5 @@ def _is_followed(tensors: tuple[Tensor, ...]) -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or torch.is_autocast_enabled("cpu")
+        or any(x.is_neg() for x in tensors)
     )

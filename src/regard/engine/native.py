@@ -249,7 +249,8 @@ def _in_floats(x: Tensor) -> Tensor:
 
 
 def _rows_together(x: Tensor) -> Tensor:
-    """The same numbers with the last dimension contiguous, as the kernels read them."""
+    """The same numbers as the kernels read them: the last dimension contiguous, and nothing yet to be negated."""
+    x = x.resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
