@@ -19,7 +19,7 @@ HEIGHT = 0.38  # of a bar, where rows are 1 apart
 MODELS = ("encoder", "decoder")
 GROUPS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "against torch": lambda row: _is_torch(row) and bool(row["backward"]) and not _is_tiled(row),
-    "few queries over many keys, or a tiny call, without gradients, against torch": lambda row: _is_call(row),
+    "few queries over many keys, or a tiny call, against torch": lambda row: _is_call(row),
     "whole models, without gradients, against the same on torch": lambda row: row["case"]["ours"] in MODELS,
     "measures of all weights, against regard's own forward pass": lambda row: row["case"]["ours"] == "measure",
     "rules, against plain causal without them": lambda row: row["case"]["peer"] == "causal",
