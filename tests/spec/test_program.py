@@ -1,5 +1,7 @@
 """Programs for the vector machine: what they compute beforehand, and what they refuse."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -103,9 +105,8 @@ def test_a_constant_condition_needs_no_program_of_its_own():
 
 
 def test_operations_are_counted_as_the_machine_counts_them():
-    source = (mask.__file__.rsplit("/src/", 1)[0]) + "/native/program.h"
-    with open(source, encoding="utf8") as header:
-        body = header.read().split("enum Op : int32_t {")[1].split("OPS")[0]
+    header = (Path(__file__).parents[2] / "native/program.h").read_text(encoding="utf8")
+    body = header.split("enum Op : int32_t {")[1].split("OPS")[0]
     counted = [
         word.strip().lower() for line in body.splitlines() for word in line.split("//")[0].split(",") if word.strip()
     ]
