@@ -121,11 +121,9 @@ struct Decode {
 
   // What a head's queries see of some keys.
   Sight sight(Runs& runs, int64_t from, int64_t to) const {
-    const Run*& run = runs.next;
-    while (run < runs.end && run->last <= from) ++run;
-    if (run == runs.end || run->first >= to) return NONE;
+    if (runs.seen_from(from, to) >= to) return NONE;
     const int64_t vectors = (problem.n_q + LANES - 1) / LANES;
-    for (const Run* r = run; r < runs.end && r->first <= from && !r->partial && !r->low && r->high >= vectors; ++r) {
+    for (const Run* r = runs.next; r < runs.end && r->first <= from && !r->partial && !r->low && r->high >= vectors; ++r) {
       from = r->last;
       if (from >= to) return ALL;
     }

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from regard.engine.gradient import watched
-from regard.engine.native import LIGHT, Repeated
+from regard.engine.native import Repeated
 from regard.plan.recent import Recent
 from regard.spec.formula import FromLengths
 from regard.spec.mask import Mask
+from regard.spec.read import LIGHT
 from regard.spec.rule import Rule
 
 KEPT = 64
@@ -27,7 +28,7 @@ _known_by_content: Recent[Repeated] = Recent()
 
 def repeated(q: Any, k: Any, v: Any, score: Any, mask: Any) -> Tensor | None:
     """The answer, if the same was asked before and may be answered in the same way."""
-    if not type(q) is type(k) is type(v) is Tensor or not q.dim() == k.dim() == v.dim() == 4:
+    if not _are_plain(q, k, v):
         return None
     captured = _captured(score, mask)
     if captured is None:
@@ -39,7 +40,7 @@ def repeated(q: Any, k: Any, v: Any, score: Any, mask: Any) -> Tensor | None:
 
 def remember(q: Any, k: Any, v: Any, score: Any, mask: Any, ready: Callable[[], Repeated | None]) -> None:
     """Keep how a call was answered, if it can be recognised."""
-    if not type(q) is type(k) is type(v) is Tensor or not q.dim() == k.dim() == v.dim() == 4:
+    if not _are_plain(q, k, v):
         return
     if not q.shape[0] == k.shape[0] == v.shape[0]:  # the kernels would go on where a tensor ends
         return
@@ -56,6 +57,10 @@ def remember(q: Any, k: Any, v: Any, score: Any, mask: Any, ready: Callable[[], 
     _known[asked] = made
     while len(_known) > KEPT:
         _known.popitem(last=False)
+
+
+def _are_plain(q: Any, k: Any, v: Any) -> bool:
+    return type(q) is type(k) is type(v) is Tensor and q.dim() == k.dim() == v.dim() == 4
 
 
 def _asked(q: Tensor, k: Tensor, v: Tensor, score: Any, mask: Any) -> Hashable:

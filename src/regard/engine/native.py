@@ -21,12 +21,12 @@ from regard.plan.blocks import Strip, Tiles
 from regard.spec.hiding import GLANCE, visible
 from regard.spec.normaliser import Softmax
 from regard.spec.program import Untold, program
+from regard.spec.read import LIGHT
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import TRUE, Term, slot_of, variable, walk
 
 PANELS_TOGETHER = 8  # in native/forward.h
 KINDS = (torch.float32, torch.bfloat16, torch.float16)  # in native/problem.h, in this order
-LIGHT = 2**20  # bytes of captured tensors that are kept for a question asked again
 
 core: ModuleType | None
 try:
