@@ -18,21 +18,25 @@ _WORD = 0xFFFFFFFF
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words that spreads every bit over all; int64 products wrap, the low word stays right."""
-    x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & _WORD
-    x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & _WORD
-    return x ^ (x >> 16)
+    """A bijection of 32-bit words that spreads every bit over all; int64 products wrap, the low word stays right.
+
+    In place: there is one word for each pair.
+    """
+    x ^= x >> 16
+    x.mul_(0x7FEB352D).bitwise_and_(_WORD)
+    x ^= x >> 15
+    x.mul_(0x846CA68B).bitwise_and_(_WORD)
+    x ^= x >> 16
+    return x
 
 
 def dropped(seed: int, dropout: float, positions: Positions) -> Tensor:
     """Which pairs are dropped: booleans of the positions' shape."""
     b, h, i, j = (torch.as_tensor(positions[name]) for name in "bhij")
     low = torch.tensor(seed & _WORD, device=j.device)
-    row = _mix((_mix(low) + ((seed >> 32) & _WORD)) & _WORD)
+    row = _mix((_mix(low) + ((seed >> 32) & _WORD)).bitwise_and_(_WORD))
     for index in (b, h, i):
-        row = _mix((row + index) & _WORD)
+        row = _mix((row + index).bitwise_and_(_WORD))
     stride = _mix(row ^ 0x9E3779B9) | 1
-    word = _mix((j * stride + row) & _WORD)
+    word = _mix((j * stride).add_(row).bitwise_and_(_WORD))
     return word < round(dropout * 2**32)
