@@ -12,6 +12,7 @@
 namespace {
 
 using regard::Kernels;
+using regard::Leveled;
 using regard::Part;
 using regard::Problem;
 
@@ -87,6 +88,12 @@ PyObject* weights(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return call(args, count, 3, [&](const Kernels& build, const Problem& p) { return build.weights(p, part, interrupted); });
 }
 
+PyObject* leveled(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Leveled how;
+  if (count == 3 && !unpack(args[2], how)) return nullptr;
+  return call(args, count, 3, [&](const Kernels& build, const Problem& p) { return build.leveled(p, how, interrupted); });
+}
+
 PyObject* list_builds(PyObject*, PyObject*) {
   PyObject* result = PyList_New(0);
   for (long n = 0; result && n < 3; ++n) {
@@ -111,6 +118,7 @@ PyMethodDef methods[] = {
     {"forward", as_method(forward), METH_FASTCALL, "forward(build, problem): fills the output and the lse."},
     {"backward", as_method(backward), METH_FASTCALL, "backward(build, problem): adds up the gradients."},
     {"weights", as_method(weights), METH_FASTCALL, "weights(build, problem, part): fills a part of the matrix."},
+    {"leveled", as_method(leveled), METH_FASTCALL, "leveled(build, problem, how): fills the output and the levels."},
     {"builds", list_builds, METH_NOARGS, "(number, name, queries a panel, queries a vector, keys a chunk), the best first."},
     {"has_threads", has_threads, METH_NOARGS, "Whether an OpenMP runtime is there to share work with."},
     {nullptr, nullptr, 0, nullptr},

@@ -43,6 +43,7 @@ namespace {
 #include "decode.h"
 #include "backward.h"
 #include "weights.h"
+#include "leveled.h"
 
 static bool forward(const Problem& problem, bool (*pause)()) {
   return Decode::suits(problem) ? decode(problem, pause) : forward_in_panels(problem, pause);
@@ -50,7 +51,7 @@ static bool forward(const Problem& problem, bool (*pause)()) {
 
 }  // namespace
 
-const Kernels kernels{REGARD_NAME, PANEL, LANES, CHUNK, forward, backward, weights};
+const Kernels kernels{REGARD_NAME, PANEL, LANES, CHUNK, forward, backward, weights, leveled};
 
 }  // namespace REGARD_BUILD
 }  // namespace regard

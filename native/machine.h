@@ -253,9 +253,9 @@ struct Machine {
       case F_EXP: return unary<N>(a, into, rows, [](Vec p) { return exp(p); });
       case F_TANH: return unary<N>(a, into, rows, [](Vec p) { return tanh(p); });
       case F_SIGMOID: return unary<N>(a, into, rows, [](Vec p) { return 1.0f / (1.0f + exp(-p)); });
+      case F_LOG: return unary<N>(a, into, rows, [](Vec p) { return log(p); });
       case F_EXP2: return unary<N>(a, into, rows, one([](float p) { return std::exp2(p); }));
       case F_EXPM1: return unary<N>(a, into, rows, one([](float p) { return std::expm1(p); }));
-      case F_LOG: return unary<N>(a, into, rows, one([](float p) { return std::log(p); }));
       case F_LOG1P: return unary<N>(a, into, rows, one([](float p) { return std::log1p(p); }));
       case F_LOG2: return unary<N>(a, into, rows, one([](float p) { return std::log2(p); }));
       case F_SIN: return unary<N>(a, into, rows, one([](float p) { return std::sin(p); }));

@@ -18,7 +18,10 @@ RunTeam find_team() {
   return found;
 }
 
-// Scratch space of one thread. It grows to the largest call and is given back when the thread ends.
+constexpr size_t MUCH = 1 << 20;  // floats
+
+// Scratch space of one thread. It grows to the largest call, but for those that take much, and is given back when the
+// thread ends.
 class Scratch {
  public:
   ~Scratch() { std::free(space_); }
@@ -30,6 +33,12 @@ class Scratch {
       size_ = space_ ? floats : 0;
     }
     return space_;
+  }
+  void give_back_much() {
+    if (size_ <= MUCH) return;
+    std::free(space_);
+    space_ = nullptr;
+    size_ = 0;
   }
 
  private:
@@ -58,12 +67,7 @@ struct Job {
   std::atomic<bool> starved{false};
 };
 
-void take_items(Job& job, bool asks) {
-  float* space = scratch.at_least(job.floats);
-  if (!space) {
-    job.starved = true;
-    return;
-  }
+void do_items(Job& job, bool asks, float* space) {
   auto asked = std::chrono::steady_clock::now();
   while (!job.stopped.load(std::memory_order_relaxed)) {
     const int64_t item = job.next.fetch_add(1, std::memory_order_relaxed);
@@ -77,6 +81,16 @@ void take_items(Job& job, bool asks) {
       }
     }
   }
+}
+
+void take_items(Job& job, bool asks) {
+  float* space = scratch.at_least(job.floats);
+  if (space) {
+    do_items(job, asks, space);
+  } else {
+    job.starved = true;
+  }
+  scratch.give_back_much();
 }
 
 thread_local bool is_caller = false;

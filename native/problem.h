@@ -79,6 +79,19 @@ struct Part {
 
 static_assert(sizeof(Part) == 8 * 15, "every field has eight bytes");
 
+// A weighing with a level: one number a row, below which nothing weighs anything. It is written in place of the lse.
+struct Leveled {
+  enum Kind : int64_t {
+    POWERS,  // (s - level)^power, with the level at which a row sums to 1
+    LARGEST,  // softmax of the `count` largest
+    HARD,  // the same weight for all that are the largest
+  } kind;
+  int64_t count;
+  const float* powers;  // one a head
+};
+
+static_assert(sizeof(Leveled) == 8 * 3, "every field has eight bytes");
+
 // One build of the kernels for one instruction set.
 struct Kernels {
   const char* name;
@@ -88,6 +101,7 @@ struct Kernels {
   bool (*forward)(const Problem&, bool (*pause)());
   bool (*backward)(const Problem&, bool (*pause)());
   bool (*weights)(const Problem&, const Part&, bool (*pause)());
+  bool (*leveled)(const Problem&, const Leveled&, bool (*pause)());
 };
 
 const Kernels* avx512_kernels();  // null where the processor lacks it

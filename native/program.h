@@ -10,9 +10,9 @@ namespace regard {
 
 enum Op : int32_t {
   // floats
-  F_ADD, F_SUB, F_MUL, F_DIV, F_MIN, F_MAX, F_NEG, F_ABS, F_SIGN, F_SQRT, F_EXP, F_TANH, F_SIGMOID,
+  F_ADD, F_SUB, F_MUL, F_DIV, F_MIN, F_MAX, F_NEG, F_ABS, F_SIGN, F_SQRT, F_EXP, F_TANH, F_SIGMOID, F_LOG,
   // floats, one lane at a time
-  F_EXP2, F_EXPM1, F_LOG, F_LOG1P, F_LOG2, F_SIN, F_COS, F_POW, F_FLOOR, F_CEIL, F_ROUND, F_TRUNC,
+  F_EXP2, F_EXPM1, F_LOG1P, F_LOG2, F_SIN, F_COS, F_POW, F_FLOOR, F_CEIL, F_ROUND, F_TRUNC,
   // whole numbers
   I_ADD, I_SUB, I_MUL, I_MIN, I_MAX, I_NEG, I_ABS, I_SIGN, I_FLOORDIV, I_MOD, I_AND, I_OR, I_XOR, I_NOT, I_SHL, I_SHR,
   // from one kind to another

@@ -127,6 +127,28 @@ REGARD_INLINE Vec exp(Vec x) {
   return choose(n > 127.0f, power(n - 1.0f, f) * 2.0f, power(n, f));
 }
 
+// log(x), by x = 2^n m with m from sqrt(1/2) to sqrt(2) and log(1 + f) = f - f^2/2 + f^3 P(f); relative error below 2e-7.
+// -inf at 0, and at what counts as 0; NaN below.
+REGARD_INLINE Vec log(Vec x) {
+  const IntVec n = (bits(x) - 0x3F3504F3) >> 23;
+  const Vec f = floats(bits(x) - (n << 23)) - 1.0f, whole = __builtin_convertvector(n, Vec);
+  Vec p = all(-7.634340989e-2f);
+  p = fma(p, f, all(1.276152439e-1f));
+  p = fma(p, f, all(-1.316021479e-1f));
+  p = fma(p, f, all(1.420176629e-1f));
+  p = fma(p, f, all(-1.662335487e-1f));
+  p = fma(p, f, all(2.000122655e-1f));
+  p = fma(p, f, all(-2.500082110e-1f));
+  p = fma(p, f, all(3.333333171e-1f));
+  const Vec square = f * f;
+  // log(2) in two parts: n times the first is exact
+  Vec y = fma(p * f, square, whole * 1.42860677e-6f);
+  y = f + fma(square, all(-0.5f), y);
+  y = fma(whole, all(0.693145752f), y);
+  y = choose(IntVec(x == INFINITY), x, y);
+  return choose(IntVec(x > 0.0f), y, choose(IntVec(x == 0.0f), all(-INFINITY), all(NAN)));
+}
+
 // 1 / x to a rounding or two, for x from 1 to 2^126.
 REGARD_INLINE Vec reciprocal(Vec x) {
 #if REGARD_LANES == 16

@@ -1,5 +1,6 @@
 """The whole way of a call on one screen: read the question, choose how, run it, hand it back."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from regard.eager import runs_eagerly
 from regard.engine.fused import Fused
 from regard.engine.gradient import Engine, run
 from regard.engine.native import Native
-from regard.engine.parts import Parts, PartsByTorch
+from regard.engine.parts import Matrix, Parts, PartsByTorch
 from regard.engine.reference import Reference
 from regard.engine.relative import relative_output
+from regard.engine.threshold import matrix_of
 from regard.engine.tiled import Tiled
 from regard.plan.blocks import blocks
 from regard.plan.choose import Plan, choose
@@ -128,7 +130,8 @@ def attend(
     output, statistic, inputs = answer(question, plan)
     exact = torch.float64 if plan.spec.dtype == torch.float64 else torch.float32
     shaped = None if statistic is None else question.shaped(statistic.to(exact))
-    weights = Weights(question, plan, inputs, statistic, lambda: _parts(plan, inputs, statistic))
+    matrix = partial(_matrix, plan, inputs, statistic)
+    weights = Weights(question, plan, inputs, statistic, matrix, partial(_parts, plan))
     return Attended(question.shaped(output), weights, question.seed, shaped)
 
 
@@ -157,12 +160,21 @@ def explain(
     return plan.covering(blocks(question.spec, question.captured(), question.start, plan.tiles))
 
 
-def _parts(plan: Plan, inputs: Inputs, statistic: Tensor | None) -> Parts:
+def _matrix(plan: Plan, inputs: Inputs, statistic: Tensor | None) -> Matrix:
+    """What any weight follows from."""
+    return matrix_of(_engine(plan), plan.spec, inputs, plan.tiles, statistic)
+
+
+def _parts(plan: Plan, matrix: Matrix) -> Parts:
     """Who computes parts of the matrix of weights."""
     found = None
-    if plan.engine == NATIVE.name and statistic is not None:
-        found = NATIVE.parts(plan.spec, inputs, plan.tiles, statistic)
-    return found or PartsByTorch(plan.spec, inputs, TILED.tiles(plan.spec), statistic)
+    if plan.engine == NATIVE.name and matrix.statistic is not None:
+        found = NATIVE.parts(matrix.spec, matrix.inputs, plan.tiles, matrix.statistic)
+    return found or PartsByTorch(matrix, TILED.tiles(matrix.spec))
+
+
+def _engine(plan: Plan) -> Engine:
+    return next(e for e in IN_ORDER if e.name == plan.engine)
 
 
 def answer(
@@ -173,7 +185,7 @@ def answer(
     `n_k` is the number of keys a weighing counts, where it differs by query; `places` where queries and keys stand, if
     not where they lie.
     """
-    engine = next(e for e in IN_ORDER if e.name == plan.engine)
+    engine = _engine(plan)
     with without_autocast(question.q.device.type):
         inputs = question.inputs(engine.exact)
         output, statistic = run(engine, plan.spec, plan.tiles, inputs)
@@ -191,7 +203,7 @@ def finished(
 ) -> Tensor:
     """What an engine gave, with what is done to it afterwards: relative values, the factor of a weighing."""
     if question.relative_values is not None:
-        output = output + relative_output(plan.spec, inputs, question.relative_values, statistic, places)
+        output = output + relative_output(_matrix(plan, inputs, statistic), question.relative_values, places)
     if question.weigh.factor is not None:
         share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
         output = output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)

@@ -14,7 +14,8 @@ class Attended:
     """The answer, open for inspection.
 
     `output` is what `attention` returns; `weights` gives any part of the attention matrix, computed when it is asked
-    for; `plan` says how the answer was found; `seed` is the one dropout used.
+    for; `plan` says how the answer was found; `statistic` has the number of each row that its weights follow from, if
+    they need one; `seed` is the one dropout used.
     """
 
     output: Any
@@ -30,9 +31,8 @@ class Attended:
     @property
     def lse(self) -> Any:
         """log sum exp of each row's scores: with it, answers for parts of the keys can be merged."""
-        if self.statistic is None:
-            name = self.plan.spec.normaliser.name
-            raise SpecError(
-                f"lse must come from softmax or a sink; {name} weighs each pair for itself and has no row statistic."
-            )
+        normaliser = self.plan.spec.normaliser
+        if normaliser.statistic != "lse":
+            instead = f"has {normaliser.statistic}, in `statistic`" if normaliser.statistic else "has no row statistic"
+            raise SpecError(f"lse must come from softmax or a sink; {normaliser.name} {instead}.")
         return self.statistic

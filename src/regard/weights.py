@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.engine.dense import block, positions_of
-from regard.engine.parts import Parts
+from regard.engine.parts import Matrix, Parts
 from regard.errors import BudgetError, SpecError
 from regard.measure import Measure, Measured, RunningPool, WeightTile
 from regard.plan.blocks import blocks, strips
@@ -40,10 +40,11 @@ class Weights:
         plan: Plan,
         inputs: Inputs,
         statistic: Tensor | None,
-        parts: Callable[[], Parts],
+        matrix: Callable[[], Matrix],
+        parts: Callable[[Matrix], Parts],
     ) -> None:
         self._question, self._plan, self._inputs, self._statistic = question, plan, inputs, statistic
-        self._parts = parts  # who computes tiles of it
+        self._found, self._parts = matrix, parts  # what weights follow from, and who computes tiles of them
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,6 +59,10 @@ class Weights:
     @cached_property
     def _cover(self) -> Cover:
         return blocks(self._plan.spec, self._inputs.tensors, self._inputs.start, self._plan.tiles)
+
+    @cached_property
+    def _matrix(self) -> Matrix:
+        return self._found()
 
     def __repr__(self) -> str:
         return f"Weights(shape={self.shape}, computed on request)"
@@ -127,15 +132,15 @@ class Weights:
         return b, h
 
     def _entries(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        spec, inputs = self._plan.spec, self._inputs
+        spec, inputs, rows = self._matrix.spec, self._matrix.inputs, self._matrix.statistic
         device = inputs.q.device
         b, h, i, j = (x.to(device) for x in (b, h, i, j))
         q = inputs.q[b][:, h][:, :, i].to(spec.precision)
         k = inputs.k[b][:, h // spec.group][:, :, j].to(spec.precision)
         positions = positions_of(spec, inputs, b, h, i, j)
         found = block(spec, inputs, positions, q, k, all_finite(q, k))
-        statistic = None if self._statistic is None else self._statistic[b][:, h][:, :, i].unsqueeze(-1)
-        weights = spec.normaliser.weights(found.scores, statistic)
+        statistic = None if rows is None else rows[b][:, h][:, :, i].unsqueeze(-1)
+        weights = self._matrix.weights(found.scores, statistic)
         share = self._share()
         return weights * (share[b][:, h][:, :, i].unsqueeze(-1) if isinstance(share, Tensor) else share)
 
@@ -146,7 +151,7 @@ class Weights:
         return share.expand(spec.lengths[:3]) if isinstance(share, Tensor) else share
 
     def _tiles(self, cell: int) -> Iterator[WeightTile]:
-        spec, inputs, parts, share = self._plan.spec, self._inputs, self._parts(), self._share()
+        spec, inputs, parts, share = self._plan.spec, self._inputs, self._parts(self._matrix), self._share()
         cover = blocks(spec, inputs.tensors, inputs.start, parts.tiles)
         for strip in strips(spec, cover, parts.tiles):
             b, h, i = (slice(r.start, r.stop) for r in (strip.b, strip.h, strip.i))

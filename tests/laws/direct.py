@@ -98,7 +98,12 @@ def attention(
     each = values.unsqueeze(2)
     if pair_value is not None:
         each = each + pair_value(where)
-    parts = torch.where(seen.unsqueeze(-1), dropped.unsqueeze(-1) * each, 0.0)
+    counts = seen.unsqueeze(-1)
+    if getattr(weigh, "is_sparse", False):
+        counts = counts & (
+            (weights != 0.0).unsqueeze(-1) | each.isfinite()
+        )  # what such a weighing leaves out is hidden
+    parts = torch.where(counts, dropped.unsqueeze(-1) * each, 0.0)
     return Answer(parts.sum(3), weights, log_sum_exp(scores, seen))
 
 
@@ -253,6 +258,93 @@ def relu(scale: float | Tensor | None = None) -> Weigh:
         return torch.where(seen, torch.relu(torch.where(seen, scores, 0.0)) * factor, 0.0)
 
     return weigh
+
+
+def sparse(weigh: Weigh) -> Weigh:
+    weigh.is_sparse = True  # type: ignore[attr-defined]
+    return weigh
+
+
+def sparsemax() -> Weigh:
+    """By sorting: the k largest scores are kept, with k the most for which 1 + k z_(k) > z_(1) + ... + z_(k)."""
+
+    def weigh(scores: Tensor, seen: Tensor) -> Tensor:
+        if scores.shape[-1] == 0:
+            return scores
+        z = torch.where(seen, scores, -INFINITY)
+        ordered = z.sort(-1, descending=True).values
+        ordered = torch.where(ordered == -INFINITY, -1e30, ordered)
+        counts = torch.arange(1, z.shape[-1] + 1)
+        kept = (1 + counts * ordered > ordered.cumsum(-1)) & (ordered > -1e29)
+        size = kept.sum(-1, keepdim=True).clamp(min=1)
+        tau = (torch.where(kept, ordered, 0.0).sum(-1, keepdim=True) - 1) / size
+        return _poisoned(torch.where(seen, torch.relu(torch.where(seen, scores, 0.0) - tau), 0.0), scores, seen)
+
+    return sparse(weigh)
+
+
+def entmax(alpha: float | Tensor) -> Weigh:
+    """By bisection. The gradient comes in by two steps of Newton's method from where it ends."""
+
+    def weigh(scores: Tensor, seen: Tensor) -> Tensor:
+        if scores.shape[-1] == 0:
+            return scores
+        factor = torch.as_tensor(alpha, dtype=torch.float64).reshape(1, -1, 1, 1) - 1
+        z = torch.where(seen, scores, 0.0) * factor
+        sees = seen.any(-1, keepdim=True)
+        top = torch.where(seen, z, -INFINITY).detach().amax(-1, keepdim=True)
+        low, high = torch.where(sees, top, 0.0) - 1, torch.where(sees, top, 0.0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            large = _sum_of_powers(z, middle, seen, 1 / factor).detach() > 1
+            low, high = torch.where(large, middle, low), torch.where(large, high, middle)
+        tau = low
+        for _ in range(2):
+            slope = _sum_of_powers(z, tau, seen, 1 / factor - 1) / factor
+            tau = tau + (_sum_of_powers(z, tau, seen, 1 / factor) - 1) / torch.where(slope == 0, 1.0, slope)
+        return _poisoned(_powers_above(z, tau, seen, 1 / factor) * sees, scores, seen)
+
+    return sparse(weigh)
+
+
+def _powers_above(z: Tensor, tau: Tensor, seen: Tensor, power: Tensor) -> Tensor:
+    above = seen & (z > tau)
+    return torch.where(above, torch.where(above, z - tau, 1.0) ** power, 0.0)
+
+
+def _sum_of_powers(z: Tensor, tau: Tensor, seen: Tensor, power: Tensor) -> Tensor:
+    return _powers_above(z, tau, seen, power).sum(-1, keepdim=True)
+
+
+def _poisoned(weights: Tensor, scores: Tensor, seen: Tensor) -> Tensor:
+    """A row that sees a score of NaN or inf is NaN."""
+    return torch.where((seen & ~scores.isfinite()).any(-1, keepdim=True) & seen, math.nan, weights)
+
+
+def top(k: int) -> Weigh:
+    def weigh(scores: Tensor, seen: Tensor) -> Tensor:
+        if scores.shape[-1] == 0:
+            return scores
+        ordered = torch.where(seen, scores, -INFINITY).detach().sort(-1, descending=True).values
+        last = ordered[..., min(k, scores.shape[-1]) - 1].unsqueeze(-1)
+        return _poisoned(softmax()(scores, seen & (scores >= last)), scores, seen)
+
+    return sparse(weigh)
+
+
+def argmax() -> Weigh:
+    """Hard weights, with softmax's gradient."""
+
+    def weigh(scores: Tensor, seen: Tensor) -> Tensor:
+        if scores.shape[-1] == 0:
+            return scores
+        z = torch.where(seen, scores, -INFINITY).detach()
+        hard = ((z == z.amax(-1, keepdim=True)) & seen).double()
+        hard = hard / hard.sum(-1, keepdim=True).clamp(min=1)
+        soft = softmax()(scores, seen)
+        return _poisoned(hard + soft - soft.detach(), scores, seen)
+
+    return sparse(weigh)
 
 
 # Masks: predicates on places, True = may attend.

@@ -34,6 +34,10 @@ WEIGHS = {
     "sink": weigh.sink(0.1),
     "sigmoid": weigh.sigmoid(),
     "relu": weigh.relu(),
+    "sparsemax": weigh.sparsemax(),
+    "entmax": weigh.entmax(1.3),
+    "top": weigh.top(2),
+    "argmax": weigh.argmax(),
 }
 
 

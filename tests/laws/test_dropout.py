@@ -54,8 +54,12 @@ def test_a_kept_weight_is_scaled_and_a_dropped_one_is_zero(engine, problem, seed
         (weigh.sink(0.3), direct.sink(0.3)),
         (weigh.sigmoid(0.3), direct.sigmoid(0.3)),
         (weigh.relu(), direct.relu()),
+        (weigh.sparsemax(), direct.sparsemax()),
+        (weigh.entmax(1.4), direct.entmax(1.4)),
+        (weigh.top(3), direct.top(3)),
+        (weigh.argmax(), direct.argmax()),
     ],
-    ids=["sink", "sigmoid", "relu"],
+    ids=["sink", "sigmoid", "relu", "sparsemax", "entmax", "top", "argmax"],
 )
 def test_every_way_of_weighing_drops_the_same_pairs(engine, ours, theirs):
     problem = cases.Problem(batch=2, heads=2, key_heads=1, n_q=7, n_k=9, width=3, width_v=4, seed=2)

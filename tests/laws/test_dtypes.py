@@ -7,6 +7,7 @@ the inputs, and autograd through it.
 import dataclasses
 import math
 
+import entmax
 import pytest
 import torch
 
@@ -84,6 +85,12 @@ CASES = {
         lambda: dict(weighing=lambda s: torch.sigmoid(s - 5.0)),
     ),
     "relu": (lambda: dict(weigh=weigh.relu(0.01)), lambda: dict(weighing=lambda s: torch.relu(s) * 0.01)),
+    "sparsemax": (lambda: dict(weigh=weigh.sparsemax()), lambda: dict(weighing=lambda s: entmax.sparsemax(s, -1))),
+    "entmax 1.5": (lambda: dict(weigh=weigh.entmax()), lambda: dict(weighing=lambda s: entmax.entmax15(s, -1))),
+    "entmax 1.05": (
+        lambda: dict(weigh=weigh.entmax(1.05)),
+        lambda: dict(weighing=lambda s: entmax.entmax_bisect(s, 1.05, -1)),
+    ),
 }
 
 

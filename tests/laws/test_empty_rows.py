@@ -16,6 +16,10 @@ WEIGHS = {
     "sink": (weigh.sink(0.5), direct.sink(0.5)),
     "sigmoid": (weigh.sigmoid(0.5), direct.sigmoid(0.5)),
     "relu": (weigh.relu(), direct.relu()),
+    "sparsemax": (weigh.sparsemax(), direct.sparsemax()),
+    "entmax": (weigh.entmax(1.3), direct.entmax(1.3)),
+    "top": (weigh.top(2), direct.top(2)),
+    "argmax": (weigh.argmax(), direct.argmax()),
 }
 every_weigh = pytest.mark.parametrize("weighing", WEIGHS)
 

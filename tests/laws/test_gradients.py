@@ -40,6 +40,10 @@ def gram(problem: cases.Problem) -> list[torch.Tensor]:
     return [root @ root.mT / problem.width]
 
 
+def alphas(problem: cases.Problem) -> list[torch.Tensor]:
+    return [1.2 + 0.7 * torch.sigmoid(problem.normal(problem.heads, salt=30))]
+
+
 def nothing(problem: cases.Problem) -> list[torch.Tensor]:
     return []
 
@@ -180,6 +184,10 @@ WEIGHS = {
         lambda c: dict(weigh=weigh.relu(c)),
         lambda c: dict(weigh=direct.relu(c)),
     ),
+    "sparsemax": Variant(nothing, lambda: dict(weigh=weigh.sparsemax()), lambda: dict(weigh=direct.sparsemax())),
+    "entmax": Variant(alphas, lambda a: dict(weigh=weigh.entmax(a)), lambda a: dict(weigh=direct.entmax(a))),
+    "top": Variant(nothing, lambda: dict(weigh=weigh.top(2)), lambda: dict(weigh=direct.top(2))),
+    "argmax": Variant(nothing, lambda: dict(weigh=weigh.argmax()), lambda: dict(weigh=direct.argmax())),
 }
 
 VALUES = {
@@ -272,7 +280,7 @@ PAIRS = [(scoring, "softmax") for scoring in SCORES]
 PAIRS += [
     (scoring, weighing)
     for scoring in ("scaled dot", "metric", "additive", "own rule", "custom")
-    for weighing in ("sink", "sigmoid", "relu")
+    for weighing in ("sink", "sigmoid", "relu", "entmax")
 ]
 
 

@@ -20,6 +20,10 @@ WEIGHS = {
     "sink": weigh.sink(0.5),
     "sigmoid": weigh.sigmoid(-1.0),
     "relu": weigh.relu(0.3),
+    "sparsemax": weigh.sparsemax(),
+    "entmax": weigh.entmax(1.3),
+    "top": weigh.top(2),
+    "argmax": weigh.argmax(),
 }
 
 

@@ -21,6 +21,10 @@ EVERY_CHOICE = {
     "sink": dict(weigh=weigh.sink(0.0)),
     "sigmoid": dict(weigh=weigh.sigmoid()),
     "relu": dict(weigh=weigh.relu()),
+    "sparsemax": dict(weigh=weigh.sparsemax()),
+    "entmax": dict(weigh=weigh.entmax(torch.full((4,), 1.2))),
+    "top": dict(weigh=weigh.top(3)),
+    "argmax": dict(weigh=weigh.argmax()),
     "dropout": dict(dropout=0.1, seed=1),
     "start": dict(mask=mask.causal(), start=[0, 2]),
 }

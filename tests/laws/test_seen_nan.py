@@ -17,6 +17,14 @@ WEIGHS = {
     "sigmoid": (weigh.sigmoid(-1.0), direct.sigmoid(-1.0)),
     "relu": (weigh.relu(0.3), direct.relu(0.3)),
 }
+SPARSE = {
+    "sparsemax": (weigh.sparsemax(), direct.sparsemax()),
+    "entmax": (weigh.entmax(1.3), direct.entmax(1.3)),
+    "top": (weigh.top(2), direct.top(2)),
+    "argmax": (weigh.argmax(), direct.argmax()),
+}
+every_dense_weigh = pytest.mark.parametrize("weighing", list(WEIGHS))
+WEIGHS |= SPARSE
 every_weigh = pytest.mark.parametrize("weighing", WEIGHS)
 
 
@@ -56,7 +64,7 @@ def test_a_seen_nan_key_makes_nan_every_row_that_sees_it(engine, weighing, probl
     assert got[:, :, :place].isfinite().all()
 
 
-@every_weigh
+@every_dense_weigh
 @given(problem=cases.problems(n_k=None), data=st.data())
 @cases.examples(10)
 def test_a_seen_nan_value_makes_nan_its_own_coordinate_only(engine, weighing, problem, data):
@@ -68,6 +76,21 @@ def test_a_seen_nan_value_makes_nan_its_own_coordinate_only(engine, weighing, pr
 
     assert got[:, :, place:, 0].isnan().all()
     assert got[:, :, :, 1:].isfinite().all()
+
+
+@pytest.mark.parametrize("weighing", SPARSE)
+@given(problem=cases.problems(n_k=None), bad=st.sampled_from([math.nan, math.inf]), data=st.data())
+@cases.examples(10)
+def test_a_value_that_a_sparse_weighing_leaves_out_reaches_nothing(engine, weighing, problem, bad, data):
+    q, k, v = problem.tensors(cases.dtype_of(engine))
+    place = data.draw(st.integers(0, problem.n_k - 1))
+    v[:, :, place, 0] = bad
+
+    got = agrees(engine, weighing, (q, k, v))
+
+    ours, _ = SPARSE[weighing]
+    counts = cases.attend(engine, q, k, v, mask=mask.causal(), weigh=ours).weights[:, :, :, place] != 0
+    cases.equal(~got[..., 0].isfinite(), counts)
 
 
 @pytest.mark.parametrize("weighing", ["softmax", "sink", "sigmoid"])  # relu may weigh 0, and 0 times inf is NaN

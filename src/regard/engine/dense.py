@@ -16,6 +16,7 @@ from regard.spec.finite import all_finite, wild_rows
 from regard.spec.hiding import visible
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import TRUE, Term, slot_of
+from regard.spec.threshold import Thresholded
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +103,22 @@ def dense(spec: Spec, inputs: Inputs, rows: range, precision: torch.dtype) -> tu
     finite = all_finite(q, k, v)
     found = block(spec, inputs, positions, q, k, finite, guarded=True)
     seen = None if finite else found.scores != -torch.inf
-    weights, statistic = spec.normaliser.dense(found.scores)
+    parameter = parameter_of(spec, inputs, positions, precision)
+    weights, statistic = spec.normaliser.dense(found.scores, parameter)
     if seen is not None:
         weights = torch.where(seen, weights, 0.0)  # a row that is NaN has no zeros of its own
+        if isinstance(spec.normaliser, Thresholded):
+            seen = seen & (weights != 0.0)  # what lies below the level is hidden
     if spec.dropout:
         gone = dropped(inputs.seed, spec.dropout, positions)
         weights = torch.where(gone, 0.0, weights / (1.0 - spec.dropout))
     return _weighted(weights, v, seen), statistic
+
+
+def parameter_of(spec: Spec, inputs: Inputs, positions: Positions, precision: torch.dtype) -> Tensor | None:
+    """What the weighing depends on, to broadcast over the pairs at these positions."""
+    term = spec.normaliser.parameter
+    return None if term is None else Evaluation(inputs.tensors, positions, None, precision).number(term)
 
 
 def _weighted(weights: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:

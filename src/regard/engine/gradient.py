@@ -303,8 +303,16 @@ def vector_jacobian(
         for block in ranges(spec.n_q, rows):
             answer = _answer(spec, there, block, precision)
             c = _rows_of([saved.d_output, saved.d_statistic], len(answer), block, answer)
-            sums = _added(sums, torch.autograd.grad(answer, wanted, c, allow_unused=True))
+            sums = _added(sums, torch.autograd.grad(*_moving(answer, c, wanted), allow_unused=True))
     return [torch.zeros_like(w) if s is None else s for s, w in zip(sums, wanted, strict=True)]
+
+
+def _moving(
+    answer: Sequence[Tensor], c: Sequence[Tensor], sources: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """What autograd is asked: the parts of an answer that change at all, their sources, and what reaches them."""
+    parts = [(a, d) for a, d in zip(answer, c, strict=True) if a.requires_grad]
+    return [a for a, _ in parts], sources, [d for _, d in parts]
 
 
 def _added(sums: list[Tensor | None], more: Sequence[Tensor | None], in_place: bool = True) -> list[Tensor | None]:
@@ -324,7 +332,8 @@ def _tangent(call: Call, x: Sequence[Tensor], t: Sequence[Tensor]) -> tuple[Tens
             answer = _answer(spec, call.inputs.holding(leaves), rows, call.engine.exact or spec.precision)
             # the derivative of c·F'(x) in c, along t: two backward passes make a forward one
             c = [torch.zeros_like(a, requires_grad=True) for a in answer]
-            first = torch.autograd.grad(answer, [leaves[n] for n in moving], c, create_graph=True, allow_unused=True)
+            sources = [leaves[n] for n in moving]
+            first = torch.autograd.grad(*_moving(answer, c, sources), create_graph=True, allow_unused=True)
             used = [(f, t[n]) for f, n in zip(first, moving, strict=True) if f is not None]
             change = torch.autograd.grad([f for f, _ in used], c, [d.to(f.dtype) for f, d in used], allow_unused=True)
             found = [torch.zeros_like(a) if d is None else d for a, d in zip(c, change, strict=True)]
@@ -353,9 +362,8 @@ def _second(
         for rows in row_blocks(spec):
             answer = _answer(spec, call.inputs.holding(leaves), rows, call.engine.exact or spec.precision)
             reaching = _rows_of(c, len(answer), rows, answer)
-            first = torch.autograd.grad(
-                answer, [leaves[n] for n in moving], reaching, create_graph=True, allow_unused=True
-            )
+            sources = [leaves[n] for n in moving]
+            first = torch.autograd.grad(*_moving(answer, reaching, sources), create_graph=True, allow_unused=True)
             used = [(f, t[n]) for f, n in zip(first, moving, strict=True) if f is not None and f.requires_grad]
             if used:
                 along = [d.to(f.dtype) for f, d in used]

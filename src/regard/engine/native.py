@@ -14,9 +14,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from regard.engine import threshold
 from regard.engine.gradient import Engine, Saved
 from regard.engine.parts import Part
 from regard.engine.prepare import Prepared, prepared
+from regard.engine.threshold import power_of
 from regard.plan.blocks import Strip, Tiles
 from regard.spec.hiding import GLANCE, visible
 from regard.spec.normaliser import Softmax
@@ -24,8 +26,10 @@ from regard.spec.program import Untold, program
 from regard.spec.read import LIGHT
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import TRUE, Term, slot_of, variable, walk
+from regard.spec.threshold import Argmax, Entmax, Thresholded, Top
 
 PANELS_TOGETHER = 8  # in native/forward.h
+LEVELED = (Entmax, Top, Argmax)  # as Leveled::Kind counts them
 KINDS = (torch.float32, torch.bfloat16, torch.float16)  # in native/problem.h, in this order
 
 core: ModuleType | None
@@ -75,8 +79,8 @@ class Native:
             found.append(f"the scores are computed in {spec.precision}, and it knows float32".replace("torch.", ""))
         if spec.score not in ("dot", "additive"):
             found.append(f"the score is {spec.score}, and it knows products and additive scores")
-        if not isinstance(spec.normaliser, Softmax):
-            found.append(f"the weighing is {spec.normaliser.name}, and it knows softmax")
+        if not isinstance(spec.normaliser, (Softmax, Thresholded)):
+            found.append(f"the weighing is {spec.normaliser.name}, and it knows softmax and what has a level")
         refusal = _refusal(spec.mask, spec.rule)
         if refusal is not None:
             found.append(refusal)
@@ -88,6 +92,8 @@ class Native:
         return Tiles(build.lanes, build.chunk, 2**16, sharing=PANELS_TOGETHER * build.panel // build.lanes)
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
+        if isinstance(spec.normaliser, Thresholded):
+            return self._leveled(spec, inputs, tiles, spec.normaliser)
         glance = _adds_a_large_tensor(spec, inputs)
         try:
             output, lse = self._forward(spec, inputs, tiles, glance)
@@ -105,7 +111,31 @@ class Native:
         self._run("forward", problem, kept)
         return output.to(spec.dtype), lse
 
+    def _leveled(
+        self, spec: Spec, inputs: Inputs, tiles: Tiles, normaliser: Thresholded
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output and level."""
+        assert self.build is not None and core is not None
+        spec = _scaled(spec)
+        try:
+            problem, kept = _problem(spec, inputs, self._ready(spec, inputs, tiles, glance=False))
+        except Untold:
+            return self.otherwise.forward(spec, inputs, self.otherwise.tiles(spec))
+        output = torch.empty((spec.batch, spec.heads, spec.n_q, spec.value_width), dtype=_kind(spec, inputs))
+        level = torch.empty((spec.batch, spec.heads, spec.n_q), dtype=torch.float32)
+        problem.output, problem.lse = output.data_ptr(), level.data_ptr()
+        power = power_of(spec, inputs)
+        powers = None if power is None else power.expand(1, spec.heads, 1).contiguous()
+        kind = LEVELED.index(type(normaliser))
+        count = normaliser.k if isinstance(normaliser, Top) else 1
+        how = struct.pack("3q", kind, count, 0 if powers is None else powers.data_ptr())
+        core.leveled(self.build.number, bytes(problem), how)
+        del kept  # it lived as long as the kernel ran
+        return output.to(spec.dtype), level
+
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
+        if isinstance(spec.normaliser, Thresholded):
+            return threshold.backward(self, spec, inputs, tiles, saved, needs)
         every = inputs.every()
         wanted = [n for n, needed in enumerate(needs) if needed]
         captured = [n for n in wanted if 3 <= n < 3 + len(inputs.tensors)]
@@ -226,6 +256,15 @@ class PartsByKernels:
         packed = struct.pack("15q", *edges, not full, *places[:3], cell, *places[3:])
         core.weights(self.build, self.problem, packed)
         return Part(scores, weights, entropy, (sums, tops) if cell else None)
+
+
+def _scaled(spec: Spec) -> Spec:
+    """The same without a rule, where all that does is to multiply the score by a number."""
+    rule = spec.rule
+    if rule is None or spec.score != "dot" or rule.op != "mul" or rule.args[0] is not variable("s"):
+        return spec
+    factor = rule.args[1].value
+    return replace(spec, scale=spec.scale * factor, rule=None) if isinstance(factor, float) else spec
 
 
 def _adds_a_large_tensor(spec: Spec, inputs: Inputs) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.engine.dense import block, positions_of
 from regard.plan.blocks import Strip, Tiles
 from regard.spec.finite import all_finite
+from regard.spec.normaliser import Streamed
 from regard.spec.spec import Inputs, Spec
 
 
@@ -36,25 +37,37 @@ class Parts(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class PartsByTorch:
-    """Any spec on any device."""
+class Matrix:
+    """What any weight follows from: a question whose normaliser is streamed, and the statistic of its rows."""
 
     spec: Spec
     inputs: Inputs
-    tiles: Tiles
     statistic: Tensor | None
+
+    def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
+        """The weights of any entries, given the statistic of their rows."""
+        assert isinstance(self.spec.normaliser, Streamed)
+        return self.spec.normaliser.weights(scores, statistic)
+
+
+@dataclass(frozen=True, eq=False)
+class PartsByTorch:
+    """Any question on any device."""
+
+    matrix: Matrix
+    tiles: Tiles
 
     @cached_property
     def _finite(self) -> bool:
-        return all_finite(self.inputs.q, self.inputs.k)
+        return all_finite(self.matrix.inputs.q, self.matrix.inputs.k)
 
     def part(self, strip: Strip, keys: range, full: bool, cell: int = 0) -> Part:
-        spec, inputs = self.spec, self.inputs
+        spec, inputs, whole = self.matrix.spec, self.matrix.inputs, self.matrix.statistic
         b, h, i, j = (slice(r.start, r.stop) for r in (strip.b, strip.h, strip.i, keys))
         groups = slice(h.start // spec.group, (h.stop - 1) // spec.group + 1)
         q = inputs.q[b, h, i].to(spec.precision)
         k = inputs.k[b, groups, j].to(spec.precision)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         found = block(spec, inputs, positions_of(spec, inputs, strip.b, strip.h, strip.i, keys), q, k, self._finite)
-        statistic = None if self.statistic is None else self.statistic[b, h, i].unsqueeze(-1)
-        return Part(found.scores, spec.normaliser.weights(found.scores, statistic))
+        statistic = None if whole is None else whole[b, h, i].unsqueeze(-1)
+        return Part(found.scores, self.matrix.weights(found.scores, statistic))

@@ -10,19 +10,18 @@ from torch.utils.checkpoint import checkpoint
 from regard.engine.dense import block, positions_of
 from regard.engine.dropout import dropped
 from regard.engine.gradient import row_blocks
+from regard.engine.parts import Matrix
 from regard.spec.finite import all_finite
 from regard.spec.score import RelativeValues
-from regard.spec.spec import Inputs, Spec
 
 
 def relative_output(
-    spec: Spec,
-    inputs: Inputs,
+    matrix: Matrix,
     values: RelativeValues,
-    statistic: Tensor | None,
     places: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """sum_j a_ij table[clip(j - p)] of every query, (batch, heads, n_q, width); `places` are p and j if given."""
+    spec, inputs, statistic = matrix.spec, matrix.inputs, matrix.statistic
     k = inputs.k.to(spec.precision).repeat_interleave(spec.group, dim=1)
 
     def part(rows: range) -> Tensor:
@@ -30,9 +29,7 @@ def relative_output(
         q = inputs.q[:, :, at].to(spec.precision)
         positions = positions_of(spec, inputs, range(spec.batch), range(spec.heads), rows, range(spec.n_k))
         found = block(spec, inputs, positions, q, k, all_finite(q, k))
-        weights = spec.normaliser.weights(
-            found.scores, None if statistic is None else statistic[:, :, at].unsqueeze(-1)
-        )
+        weights = matrix.weights(found.scores, None if statistic is None else statistic[:, :, at].unsqueeze(-1))
         if spec.dropout:
             weights = weights.masked_fill(dropped(inputs.seed, spec.dropout, positions), 0.0) / (1.0 - spec.dropout)
         p, j = (torch.as_tensor(positions[name]) for name in "pj")

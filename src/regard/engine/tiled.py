@@ -11,14 +11,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from regard.engine import threshold
 from regard.engine.gradient import Saved
 from regard.engine.walk import Tile, Walk, accumulate, place
 from regard.plan.blocks import Strip, Tiles
 from regard.spec.derivative import ONE, derivatives
 from regard.spec.evaluate import Evaluation
 from regard.spec.finite import all_finite
+from regard.spec.normaliser import Streamed
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import TRUE, Term, slot_of, variable
+from regard.spec.threshold import Thresholded
 
 _S = variable("s")
 
@@ -47,6 +50,8 @@ class Tiled:
         return Tiles(512 if spec.mask is TRUE else 256, 256, 2**19, 1024)
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
+        if isinstance(spec.normaliser, Thresholded):
+            return threshold.forward(self, spec, inputs, tiles, threshold.levels)
         walk = Walk(spec, inputs, tiles)
         output = inputs.q.new_empty((spec.batch, spec.heads, spec.n_q, spec.value_width), dtype=spec.dtype)
         statistic = output.new_empty((spec.batch, spec.heads, spec.n_q), dtype=spec.precision)
@@ -58,6 +63,8 @@ class Tiled:
         return output, statistic if spec.normaliser.statistic else None
 
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
+        if isinstance(spec.normaliser, Thresholded):
+            return threshold.backward(self, spec, inputs, tiles, saved, needs)
         # twice as many numbers a pair are at hand as in the forward pass: half the row stays in cache
         walk = Walk(spec, inputs, replace(tiles, row=tiles.row // 2))
         gradients = _Gradients(walk, saved, needs)
@@ -69,6 +76,7 @@ class Tiled:
 def _attend(walk: Walk, strip: Strip) -> tuple[Tensor, Tensor | None]:
     """Output and statistic of a strip's rows."""
     normaliser = walk.normaliser
+    assert isinstance(normaliser, Streamed)
     q, k, v = walk.queries_of(strip), walk.keys_of(walk.k, strip), walk.keys_of(walk.v, strip)
     state = normaliser.begin(q.new_zeros((*q.shape[:2], 1)))
     total = q.new_zeros((*q.shape[:2], walk.spec.value_width))
@@ -96,14 +104,15 @@ class _Gradients:
     """
 
     def __init__(self, walk: Walk, saved: Saved, needs: Sequence[bool]) -> None:
-        self.walk = walk
+        assert isinstance(walk.normaliser, Streamed)
+        self.walk, self.normaliser = walk, walk.normaliser
         spec, inputs = walk.spec, walk.inputs
         self.d_output = saved.d_output.to(spec.precision)
         self.finite = walk.finite and all_finite(self.d_output, saved.output)  # finite scores may have overflowed
         self.origin: Tensor | None = None
         self.level: Tensor | None = None
         if spec.normaliser.statistic:
-            self.origin = walk.normaliser.origin(saved.statistic.unsqueeze(-1))
+            self.origin = self.normaliser.origin(saved.statistic.unsqueeze(-1))
             self.level = ((self.d_output * saved.output).sum(-1) - saved.d_statistic).unsqueeze(-1)
         # a score that is -inf by itself must be told by its value, not by what an origin of NaN makes of it
         plain = walk.plain and self.finite
@@ -137,7 +146,7 @@ class _Gradients:
             here = slice(j.start, j.stop)
             tile = walk.tile(strip, j, full, rows, keys[:, here], track=True)
             seen = None if self.finite else tile.scores != -torch.inf
-            weights = walk.normaliser.rebuilt(tile.scores if origin is None else tile.scores.sub_(origin))
+            weights = self.normaliser.rebuilt(tile.scores if origin is None else tile.scores.sub_(origin))
             if seen is not None:
                 weights.masked_fill_(~seen, 0.0)  # a row that is NaN has no zeros of its own
             d_weights = walk.product("d_weights", d_rows, values[:, here])
@@ -145,7 +154,7 @@ class _Gradients:
             walk.drop(strip, j, kept, d_weights)
             if d_v is not None:
                 accumulate(d_v[:, here], kept.mT, d_output, None if seen is None else seen.mT)
-            d_scores = walk.normaliser.backward(weights, d_weights if level is None else d_weights.sub_(level))
+            d_scores = self.normaliser.backward(weights, d_weights if level is None else d_weights.sub_(level))
             if seen is not None:
                 d_scores.masked_fill_(~seen, 0.0)
             d_scores = self._through_rule(tile, strip, d_scores)

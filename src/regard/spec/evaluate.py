@@ -103,8 +103,10 @@ class Evaluation:
 
     def number(self, term: Term) -> Tensor:
         """A score's value, in the precision of the score."""
-        result = torch.as_tensor(self._value(term, True), device=self.positions.device)
-        return result.to(self.precision) if self.precision else result
+        value = self._value(term, True)
+        if not isinstance(value, Tensor):
+            return torch.as_tensor(value, device=self.positions.device, dtype=self.precision)  # rounded once
+        return value.to(self.precision) if self.precision else value
 
     def check_range(self, seen: Tensor | None) -> None:
         """Refuse if a pair that is seen looked something up outside its tensor; None means all are seen."""

@@ -42,6 +42,12 @@ def _hides(node: Term, infinite: frozenset[int]) -> Term:
         left, right = node.args
         taken = _equals(right, math.inf, infinite) if "s" not in right.depends else FALSE
         return apply("or", _hides(left, infinite), taken)
+    if node.op in ("mul", "div"):
+        left, right = node.args
+        if "s" not in right.depends:
+            return apply("and", _hides(left, infinite), _is_positive(right))
+        if node.op == "mul" and "s" not in left.depends:
+            return apply("and", _hides(right, infinite), _is_positive(left))
     if node.op == "where" and "s" not in node.args[0].depends:
         condition, x, y = node.args
         return apply(
@@ -50,6 +56,12 @@ def _hides(node: Term, infinite: frozenset[int]) -> Term:
             apply("and", apply("not", condition), _hides(y, infinite)),
         )
     return FALSE
+
+
+def _is_positive(node: Term) -> Term:
+    if node.op == "constant":
+        return TRUE if isinstance(node.value, (int, float)) and node.value > 0 else FALSE
+    return apply("gt", node, constant(0.0))
 
 
 def _equals(node: Term, level: float, infinite: frozenset[int]) -> Term:

@@ -1,8 +1,9 @@
-"""Normalisers: how a row of scores becomes weights, in one pass over tiles of keys.
+"""Normalisers: how a row of scores becomes weights.
 
-Each is one class. `dense` is the definition. The rest is the same thing streamed: `begin` a row, take `step` after
-step over its tiles, `end` it; `weights` gives any weight again from its score and the row statistic, `rebuilt` a tile
-of them, and `backward` the gradient of the scores. A score of -inf is hidden and weighs exactly nothing.
+Each is one class, and `dense` is its definition. Those here are streamed in one pass over tiles of keys: `begin` a row,
+take `step` after step over its tiles, `end` it; `weights` gives any weight again from its score and the row statistic,
+`rebuilt` a tile of them, and `backward` the gradient of the scores. `threshold.py` has those that must know a whole row
+first. A score of -inf is hidden and weighs exactly nothing.
 """
 
 import math
@@ -12,6 +13,8 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from regard.spec.term import Term
 
 State = tuple[Tensor, ...]
 LOG2_E = math.log2(math.e)
@@ -30,9 +33,26 @@ class Normaliser(ABC):
     statistic: ClassVar[str | None] = None
     merges: ClassVar[bool] = False
 
+    @property
+    def parameter(self) -> Term | None:
+        """A number of each head that it depends on; it may be looked up in what is captured."""
+        return None
+
+    def given(self, parameter: Term) -> "Normaliser":
+        """The same with another parameter."""
+        raise NotImplementedError(f"{self.name} has no parameter")
+
     @abstractmethod
-    def dense(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+    def dense(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The weights of whole rows and their statistic, differentiably."""
+
+    def prescaled(self) -> tuple["Normaliser", float]:
+        """The same for scores that come multiplied by a number, and that number: 1 unless another one is cheaper."""
+        return self, 1.0
+
+
+class Streamed(Normaliser):
+    """What one pass over tiles of keys computes."""
 
     def begin(self, rows: Tensor) -> State:
         """The running state before any key; `rows` is a column of zeros."""
@@ -48,10 +68,6 @@ class Normaliser(ABC):
     def end(self, state: State) -> tuple[Tensor | None, Tensor | None]:
         """What the row's sum is multiplied with (None: nothing) and the row statistic."""
         return None, None
-
-    def prescaled(self) -> tuple["Normaliser", float]:
-        """The same for scores that come multiplied by a number, and that number: 1 unless another one is cheaper."""
-        return self, 1.0
 
     @abstractmethod
     def weights(self, scores: Tensor, statistic: Tensor | None) -> Tensor:
@@ -75,14 +91,14 @@ class Normaliser(ABC):
 
 
 @dataclass(frozen=True)
-class Softmax(Normaliser):
+class Softmax(Streamed):
     """exp(s) / sum exp(s), measured from the row's maximum; the statistic is lse = log sum exp(s)."""
 
     name: ClassVar[str] = "softmax"
     statistic: ClassVar[str | None] = "lse"
     merges: ClassVar[bool] = True
 
-    def dense(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+    def dense(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         sees = (scores != -torch.inf).any(-1, keepdim=True)
         safe = torch.where(sees, scores, 0.0)  # a row of -inf has no softmax
         weights = torch.where(sees, torch.softmax(safe, dim=-1), 0.0)
@@ -143,12 +159,12 @@ class _SoftmaxOfBits(Softmax):
 
 
 @dataclass(frozen=True)
-class Sigmoid(Normaliser):
+class Sigmoid(Streamed):
     """1 / (1 + exp(-s)), each pair for itself; rows sum to anything."""
 
     name: ClassVar[str] = "sigmoid"
 
-    def dense(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+    def dense(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return torch.sigmoid(scores), None
 
     def step(self, state: State, scores: Tensor) -> tuple[State, Tensor, Tensor | None]:
@@ -162,12 +178,12 @@ class Sigmoid(Normaliser):
 
 
 @dataclass(frozen=True)
-class Relu(Normaliser):
+class Relu(Streamed):
     """max(s, 0), each pair for itself."""
 
     name: ClassVar[str] = "relu"
 
-    def dense(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+    def dense(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return torch.relu(scores), None
 
     def step(self, state: State, scores: Tensor) -> tuple[State, Tensor, Tensor | None]:

@@ -21,7 +21,7 @@ from regard.spec.term import COMPARISONS, TRUE, Term, apply, constant, slot_of, 
 # in the order in which the machine counts them
 OPS = (
     *("f_add", "f_sub", "f_mul", "f_div", "f_min", "f_max", "f_neg", "f_abs", "f_sign", "f_sqrt", "f_exp", "f_tanh"),
-    *("f_sigmoid", "f_exp2", "f_expm1", "f_log", "f_log1p", "f_log2", "f_sin", "f_cos", "f_pow", "f_floor", "f_ceil"),
+    *("f_sigmoid", "f_log", "f_exp2", "f_expm1", "f_log1p", "f_log2", "f_sin", "f_cos", "f_pow", "f_floor", "f_ceil"),
     *("f_round", "f_trunc", "i_add", "i_sub", "i_mul", "i_min", "i_max", "i_neg", "i_abs", "i_sign", "i_floordiv"),
     *("i_mod", "i_and", "i_or", "i_xor", "i_not", "i_shl", "i_shr", "i_to_f", "f_to_i", "b_to_i", "f_eq", "f_ne"),
     *("f_lt", "f_le", "i_eq", "i_ne", "i_lt", "i_le", "select", "lookup", "lookup_byte", "keep", "keep_eq", "keep_ne"),

@@ -96,7 +96,7 @@ def _asked(
 ) -> _Asked:
     score, weigh, mask = as_score(score), as_weigh(weigh), None if mask is None else as_mask(mask)
     begin = _start(start, lengths, device)
-    formula, rule_term, mask_term = _together(_whole_rule(score.rule, weigh.rule), mask)
+    formula, rule_term, mask_term, parameter = _together(_whole_rule(score.rule, weigh.rule), mask, weigh.parameter)
     score.check(*widths[:2])
     score.check_heads(lengths[1], key_heads)
     weigh.check(lengths, begin)
@@ -116,7 +116,7 @@ def _asked(
         precision=torch.float64 if torch.float64 in (dtype, score.precision) else torch.float32,
         rule=rule_term,
         mask=mask_term,
-        normaliser=weigh.normaliser,
+        normaliser=weigh.normaliser if parameter is None else weigh.normaliser.given(parameter),
         dropout=_dropout(dropout),
         start=begin if isinstance(begin, int) else None,
         tensors=tuple((tuple(t.shape), t.dtype) for t in formula.tensors if isinstance(t, Tensor)),
@@ -278,12 +278,16 @@ def _whole_rule(of_score: Formula | None, of_weigh: Formula | None) -> Formula |
     return composed(of_score, of_weigh)
 
 
-def _together(rule: Formula | None, mask: Mask | None) -> tuple[Formula, Term | None, Term]:
-    """Rule and mask counted in one list of tensors."""
-    terms, tensors, names, checks = gather([f for f in (rule, mask) if f is not None])
-    rule_term = terms[0] if rule is not None else None
-    mask_term = terms[-1] if mask is not None else TRUE
-    return Formula(mask_term, tensors, names, checks), rule_term, mask_term
+def _together(
+    rule: Formula | None, mask: Mask | None, parameter: Formula | None
+) -> tuple[Formula, Term | None, Term, Term | None]:
+    """Rule, mask and a weighing's parameter counted in one list of tensors."""
+    parts = (rule, mask, parameter)
+    terms, tensors, names, checks = gather([f for f in parts if f is not None])
+    rest = iter(terms)
+    rule_term, mask_term, parameter_term = (None if f is None else next(rest) for f in parts)
+    mask_term = TRUE if mask_term is None else mask_term
+    return Formula(mask_term, tensors, names, checks), rule_term, mask_term, parameter_term
 
 
 def _valued(value: Any, v: Tensor, v4: Tensor, leading: tuple[int, ...]) -> tuple[Tensor, RelativeValues | None]:

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from regard.errors import SpecError
 from regard.spec.fit import one_each
-from regard.spec.formula import Check, Start
+from regard.spec.formula import Check, Formula, Start, written
 from regard.spec.named import named, unnamed
 from regard.spec.normaliser import Normaliser, Relu, Sigmoid, Softmax
 from regard.spec.regions import Lengths
 from regard.spec.rule import Rule, written_rule
+from regard.spec.term import constant
+from regard.spec.threshold import Argmax, Entmax, Top
 
 Factor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 
@@ -22,13 +24,15 @@ Factor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 class Weigh:
     """How a row of scores becomes weights.
 
-    `rule` changes the scores first; the `normaliser` runs in the engine; `factor(statistic, n_k)` scales each row's
-    weights afterwards: a number, or (batch, heads, n_q). `checks` refuse lengths that its tensors do not fit.
+    `rule` changes the scores first; the `normaliser` runs in the engine, and depends on `parameter` if that is given;
+    `factor(statistic, n_k)` scales each row's weights afterwards: a number, or (batch, heads, n_q). `checks` refuse
+    lengths that its tensors do not fit.
     """
 
     normaliser: Normaliser
     formula: str
     rule: Rule | None = None
+    parameter: Formula | None = None
     factor: Factor | None = None
     checks: tuple[Check, ...] = ()
     named: ClassVar[Any] = None  # what it was made by; see `spec/named.py`
@@ -99,6 +103,77 @@ class _Shared:
         if self.scale is not None:
             return self.scale
         return 1.0 / n_k.clamp(min=1).double() if isinstance(n_k, Tensor) else 1.0 / max(n_k, 1)
+
+
+@named
+def sparsemax() -> Weigh:
+    """The nearest point to the scores among all weights that are not negative and sum to 1: few are not 0.
+
+    max(s - tau, 0), with tau such that a row sums to 1; `statistic` is tau.
+
+    >>> import regard
+    >>> one, scores = torch.eye(1), torch.tensor([[-2.0], [0.0], [0.5]])
+    >>> regard.attend(one, scores, scores, score=regard.score.dot(), weigh=sparsemax()).weights[0].tolist()
+    [0.0, 0.25, 0.75]
+    """
+    return Weigh(Entmax(constant(1.0)), "sparsemax")
+
+
+@named
+def entmax(alpha: float | Tensor = 1.5) -> Weigh:
+    """Weights between softmax (alpha = 1) and sparsemax (alpha = 2): the larger alpha, the more of them are 0.
+
+    max((alpha - 1) s - tau, 0)^(1 / (alpha - 1)), with tau such that a row sums to 1; `statistic` is tau. A tensor
+    holds one alpha, or one a head, above 1, and may be learned.
+    """
+    if isinstance(alpha, Tensor):
+        return _learned_entmax(alpha)
+    if not 1.0 <= alpha <= 2.0:
+        raise SpecError(f"alpha must be from 1 (softmax) to 2 (sparsemax); got {alpha}.")
+    if alpha == 1.0:
+        return Weigh(Softmax(), "softmax")
+    if alpha == 2.0:
+        return Weigh(Entmax(constant(1.0)), "sparsemax")
+    factor = alpha - 1.0
+    rule = written_rule(lambda s: s * factor, "s")
+    return Weigh(Entmax(constant(1.0 / factor)), f"entmax of {alpha:g}", rule)
+
+
+def _learned_entmax(alpha: Tensor) -> Weigh:
+    if alpha.dim() > 1 or not alpha.is_floating_point():
+        got = f"{alpha.dtype} of shape {tuple(alpha.shape)}"
+        raise SpecError(f"alpha must be one number, or one a head, in floats; got {got}.")
+    seen = alpha.detach()
+    if alpha.device.type != "meta" and not bool(((seen > 1.0) & (seen <= 2.0)).all()):
+        raise SpecError(
+            f"every alpha must be above 1 and at most 2; got {seen.tolist()}. Softmax is weigh.softmax(); keep a "
+            "learned alpha inside with torch.clamp or 1 + torch.sigmoid(x)."
+        )
+    checks = (one_each("alpha", alpha, 0, "heads"),) if alpha.numel() > 1 else ()
+
+    def of(h: Any) -> Any:
+        return alpha if alpha.dim() == 0 else alpha[h] if len(alpha) > 1 else alpha[0]
+
+    rule = written_rule(lambda s, h: s * (of(h) - 1.0), "s", "h", names=("alpha",), checks=checks)
+    power = written(lambda h: 1.0 / (of(h) - 1.0), "h", names=("alpha",))
+    return Weigh(Entmax(constant(1.0)), "entmax", rule, power)
+
+
+@named
+def top(k: int) -> Weigh:
+    """Softmax over the k largest scores of each row; the others weigh nothing. What ties with the k-th is kept."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise SpecError(f"top must keep at least 1 key, a whole number; got {k!r}.")
+    return Weigh(Top(k), f"softmax of the top {k}")
+
+
+@named
+def argmax() -> Weigh:
+    """All weight on the largest score, the limit of softmax(c s) for c to infinity; keys that tie share it.
+
+    Gradients pass straight through: those of v see these weights, those of the scores see softmax's.
+    """
+    return Weigh(Argmax(), "argmax")
 
 
 def as_weigh(value: Any) -> Weigh:
