@@ -204,8 +204,9 @@ struct Backward {
     float* one_row = take(p.value_width);
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
-    const double unit = ruled ? 1.0 : LOG2_E_EXACT;
+    const double unit = ruled || p.powers ? 1.0 : LOG2_E_EXACT;
     float* u_space = take(Additive::space(p));
+    const Powers powers{p.powers ? p.powers[h] : 0.0f};
     const float* u = p.u ? p.u + h * p.width : nullptr;
     const Additive additive = p.u ? Additive(p, h, unit, u_space) : Additive();
     float* raised_k = additive.keys;
@@ -247,7 +248,7 @@ struct Backward {
       if (p.dropped) panel.dropout.begin(p, b, h, panel.first, panel.count);
       for (int64_t i = 0; i < panel.lanes; ++i) {
         const int64_t row = head_row + panel.first + std::min(i, panel.count - 1);
-        const float lse = ruled ? p.lse[row] : float(p.lse[row] * LOG2_E_EXACT);
+        const float lse = unit == 1.0 ? p.lse[row] : float(p.lse[row] * unit);
         panel.lse[i] = lse == -INFINITY ? INFINITY : lse;  // a query that sees nothing weighs nothing
         const Floats output = floats_of({p.output, 0, 0, p.value_width}, p.kind, 0, 0, row, 1, p.value_width, one_row);
         panel.level[i] = dot(output.at, g.at + std::min(i, panel.count - 1) * g.row, p.value_width) - p.d_lse[row];
@@ -288,8 +289,10 @@ struct Backward {
           with_vectors((high - low) / LANES, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
             if (ruled && !p.u) piece.looked_up = machine.soon(piece.from, N * LANES, p.width);
-            ruled ? take_keys<N, true>(panel, piece, machine, d_scores, raw, only)
-                  : take_keys<N, false>(panel, piece, machine, d_scores, raw, only);
+            const auto take = p.powers ? ruled ? &Backward::take_keys<N, true, true> : &Backward::take_keys<N, false, true>
+                              : ruled  ? &Backward::take_keys<N, true, false>
+                                       : &Backward::take_keys<N, false, false>;
+            (this->*take)(panel, piece, machine, d_scores, raw, only, powers);
             if (p.u) {
               const int64_t rows = piece.to - piece.from, first = piece.from - key;
               for (int64_t t = 0; t < rows; ++t)  // copies of the last query do not count
@@ -339,10 +342,11 @@ struct Backward {
     finished[item].store(true, std::memory_order_release);
   }
 
-  // w and d_s of some keys, and their part of d_q. `seen` takes what is seen, if it is asked for.
-  template <int N, bool RULED>
-  void take_keys(BackPanel& panel, const Piece& piece, Machine& machine, float* d_scores, float* raw,
-                 int32_t* seen) const {
+  // w and d_s of some keys, and their part of d_q. `seen` takes what is seen, if it is asked for. What is not above a
+  // row's level is not seen.
+  template <int N, bool RULED, bool LEVELED>
+  void take_keys(BackPanel& panel, const Piece& piece, Machine& machine, float* d_scores, float* raw, int32_t* seen,
+                 const Powers& powers) const {
     const Problem& p = problem;
     const Program& program = machine.program;
     const int64_t count = piece.to - piece.from;
@@ -353,8 +357,6 @@ struct Backward {
     const bool sloped = RULED && program.hiding < program.slope, captured = RULED && program.slope < program.end;
     if (sloped || captured) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
     if (RULED || piece.partial()) apply_program<N>(piece, machine);
-    if (seen)
-      for (int64_t i = 0; i < count * N * LANES; i += LANES) store(seen + i, IntVec(load(weights + i) != -INFINITY));
     Vec lse[N], level[N], one[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) {
       lse[j] = load(panel.lse + low + j * LANES);
@@ -366,16 +368,23 @@ struct Backward {
         float* weight = weights + (t * N + j) * LANES;
         float* gradient = d_scores + (t * N + j) * LANES;
         const Vec score = load(weight), from_lse = score - lse[j];
-        const Vec w = exp2(RULED ? from_lse * LOG2_E : from_lse);
+        const IntVec hidden = LEVELED ? IntVec(from_lse <= 0.0f) : IntVec(score == -INFINITY);
+        Vec w, slope;
+        if (LEVELED) {
+          powers.weigh(from_lse, w, slope);
+        } else {
+          w = slope = exp2(RULED ? from_lse * LOG2_E : from_lse);
+        }
         Vec kept = w, d_weight = load(gradient);
         if (p.dropped) {
           const IntVec stays = panel.dropout.kept(piece.from + t, piece.low + j);
           kept = choose(stays, w * panel.dropout.factor, Vec{});
           d_weight = choose(stays, d_weight * panel.dropout.factor, Vec{});
         }
-        Vec d_score = w * (d_weight - level[j]);
-        if (piece.partial() || RULED || seen) {  // where lse or d_weight is not finite, what is hidden has no zeros of its own
-          const IntVec hidden = IntVec(score == -INFINITY);
+        Vec d_score = slope * (d_weight - level[j]);
+        if (seen) store(seen + (t * N + j) * LANES, ~hidden);
+        if (LEVELED || piece.partial() || RULED || seen) {
+          // where lse or d_weight is not finite, what is hidden has no zeros of its own
           kept = choose(hidden, Vec{}, kept);
           d_score = choose(hidden, Vec{}, d_score);
         }

@@ -41,6 +41,7 @@ namespace {
 #include "dropout.h"
 #include "forward.h"
 #include "decode.h"
+#include "powers.h"
 #include "backward.h"
 #include "weights.h"
 #include "leveled.h"

@@ -10,24 +10,6 @@
 constexpr int NEWTON_STEPS = 64;
 constexpr float ROUNDING = 16 * FLT_EPSILON;  // by which a score may differ when it is computed again
 
-// The largest power of x that is asked for and the one below it.
-struct Powers {
-  float power;
-
-  REGARD_MEMBER Vec below(Vec x) const {  // x^(power - 1) where x > 0, else 0
-    if (power == 1.0f) return choose(IntVec(x > 0.0f), all(1.0f), Vec{});
-    if (power == 2.0f) return x;
-    return exp2((power - 1.0f) * LOG2_E * log(x));
-  }
-
-  // The step of Newton's method towards where the norm (sum x^p)^(1/p) is 1, which it never passes: the norm is convex.
-  double step(double total, double slope) const {
-    if (slope == 0.0) return 0.0;
-    if (power == 1.0f) return (total - 1.0) / slope;
-    return (1.0 - (power == 2.0f ? 1.0 / std::sqrt(total) : std::pow(total, -1.0 / power))) * total / slope;
-  }
-};
-
 // The scores of a panel, key by key, and where each key lies.
 struct KeptScores {
   float* scores;
@@ -69,10 +51,15 @@ struct Weighing {
     float top[PANEL], level[PANEL];
     IntVec wild[VECTORS] = {};  // where a score is NaN or inf
     std::fill(top, top + PANEL, -INFINITY);
+    if (how.kind == Leveled::SLOPES)
+      for (int64_t i = 0; i < lanes; ++i) {
+        level[i] = how.levels[(b * p.heads + h) * p.n_q + first + std::min(i, count - 1)];
+        top[i] = level[i];  // what is not above weighs nothing
+      }
     keep_scores(b, h, number, first, count, kept, top, wild, space);
     if (how.kind == Leveled::POWERS) {
       solve(kept, Powers{how.powers[h]}, top, level);
-    } else {
+    } else if (how.kind != Leveled::SLOPES) {
       select(kept, top, level);
     }
     for (int64_t i = 0; i < lanes; ++i)
@@ -120,6 +107,7 @@ struct Weighing {
 
   template <int N>
   void append(const Piece& piece, KeptScores& kept, float* tops, IntVec* wild) const {
+    const bool known = how.kind == Leveled::SLOPES;  // the level, in place of the top
     Vec top[N];
     IntVec bad[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(tops + j * LANES), bad[j] = wild[j];
@@ -128,9 +116,9 @@ struct Weighing {
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
         const Vec s = load(piece.scores + (t * N + j) * LANES);
         bad[j] |= ~IntVec(s < INFINITY);
-        top[j] = larger(s, top[j]);  // in this order a NaN is passed over
+        if (!known) top[j] = larger(s, top[j]);  // in this order a NaN is passed over
       }
-    const float reach = how.kind == Leveled::POWERS ? 1.0f : INFINITY;
+    const float reach = known ? 0.0f : how.kind == Leveled::POWERS ? 1.0f : INFINITY;
     for (int64_t t = 0; t < keys; ++t) {
       const float* from = piece.scores + t * N * LANES;
       IntVec counts{};
@@ -271,6 +259,8 @@ struct Weighing {
       if (how.kind == Leveled::POWERS) {
         const Vec x = larger(s - from, Vec{});
         w = powers.below(x) * x;
+      } else if (how.kind == Leveled::SLOPES) {
+        w = powers.below(larger(s - from, Vec{}));
       } else {
         const Vec whole = how.kind == Leveled::HARD ? all(1.0f) : exp2((s - load(top + j * LANES)) * LOG2_E);
         w = choose(IntVec(s >= from), whole, Vec{});
@@ -286,8 +276,7 @@ struct Weighing {
                   const float* level, float* space) const {
     const Problem& p = problem;
     const int64_t lanes = kept.lanes, width = p.value_width, row = (b * p.heads + h) * p.n_q + first;
-    std::copy_n(level, count, p.lse + row);
-    const Powers powers{how.kind == Leveled::POWERS ? how.powers[h] : 0.0f};
+    const Powers powers{how.powers ? how.powers[h] : 0.0f};
     float *weights = space, *seen = weights + KEYS * PANEL, *values = seen + KEYS * PANEL, *sums = values + KEYS * width;
     float *wide = sums + PANEL * width, *rows = wide + width;
     std::fill(sums, sums + lanes * width, 0.0f);
@@ -320,8 +309,10 @@ struct Weighing {
       }
       REGARD_UNROLL for (int j = 0; j < N; ++j) store(total + j * LANES, whole[j]);
     });
-    for (int64_t i = 0; i < lanes; ++i)
+    for (int64_t i = 0; i < lanes; ++i) {
+      if (i < count) p.lse[row + i] = how.kind == Leveled::SLOPES ? std::log(total[i]) : level[i];
       total[i] = level[i] != level[i] ? NAN : total[i] == 0.0f ? 0.0f : 1.0f / total[i];
+    }
     const bool direct = p.kind == FLOAT;
     float* to = direct ? static_cast<float*>(p.output) + row * width : rows;
     scatter_lanes(sums, lanes, total, count, width, to, width);

@@ -53,9 +53,11 @@ struct Problem {
   // additive scores: u, (heads, width), and its gradient; null where scores are products
   const float* u;
   double* d_u;
+  // backward: one a head where weights are powers, (s - level)^power, and the level stands in place of the lse; or null
+  const float* powers;
 };
 
-static_assert(sizeof(Problem) == 8 * 43, "every field has eight bytes, so that a caller can pack it");
+static_assert(sizeof(Problem) == 8 * 44, "every field has eight bytes, so that a caller can pack it");
 
 // A part of the matrix of weights: some queries and keys of some batch elements and heads, each from `first` to below
 // `last`. The first query begins a panel.
@@ -85,12 +87,14 @@ struct Leveled {
     POWERS,  // (s - level)^power, with the level at which a row sums to 1
     LARGEST,  // softmax of the `count` largest
     HARD,  // the same weight for all that are the largest
+    SLOPES,  // (s - level)^(power - 1), with the level given, divided by their sum; its logarithm is written, no level
   } kind;
   int64_t count;
   const float* powers;  // one a head
+  const float* levels;  // one a row
 };
 
-static_assert(sizeof(Leveled) == 8 * 3, "every field has eight bytes");
+static_assert(sizeof(Leveled) == 8 * 4, "every field has eight bytes");
 
 // One build of the kernels for one instruction set.
 struct Kernels {

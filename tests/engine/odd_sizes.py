@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import mask, score
+from regard import mask, score, weigh
 from regard.engine.gradient import Engine, run
 from regard.engine.native import Native, builds
 from regard.engine.reference import Reference
@@ -45,6 +45,10 @@ CASES: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "softcap": lambda n_q, n_k: dict(score=score.softcap(2.0), mask=mask.window(40)),
     "dense bias": lambda n_q, n_k: dict(score=score.bias(torch.randn(HEADS, n_q, n_k))),
     "dropout": lambda n_q, n_k: dict(mask=mask.causal(), dropout=0.3, seed=2**40 + 5),
+    "sparsemax": lambda n_q, n_k: dict(mask=mask.causal() & mask.window(40), weigh=weigh.sparsemax()),
+    "entmax": lambda n_q, n_k: dict(score=score.alibi(), weigh=weigh.entmax(1.3), dropout=0.2, seed=3),
+    "top": lambda n_q, n_k: dict(mask=coins(n_q, n_k), weigh=weigh.top(7)),
+    "argmax": lambda n_q, n_k: dict(mask=mask.causal(), weigh=weigh.argmax()),
 }
 
 

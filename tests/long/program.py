@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import mask, measure
+from regard import mask, measure, weigh
 from tests.laws.peak import forget_peak, resident_peak
 
 WIDTH = 64
@@ -126,8 +126,39 @@ def second_order(n: int) -> dict[str, float]:
     return measured(lambda: run([x.requires_grad_() for x in inputs(1024)]), lambda: run(leaves))
 
 
+def entmax(n: int, alpha: float, equal: bool) -> dict[str, float]:
+    """Forward and backward with a level to be found for each row; some rows are worked out again by bisection."""
+    weighing = weigh.entmax(alpha)
+
+    def run(leaves: list[Tensor]) -> Tensor:
+        output = regard.attention(*leaves, weigh=weighing)
+        output.backward(torch.ones_like(output))
+        return output
+
+    leaves = [(x * 0.0 if equal and place == 0 else x).requires_grad_() for place, x in enumerate(inputs(n))]
+    kept: list[Tensor] = []
+    found = measured(lambda: run([x.requires_grad_() for x in inputs(1024)]), lambda: kept.append(run(leaves).detach()))
+    q, k, v = (x.detach()[0, 0].double() for x in leaves)
+    errors_forward, errors_backward = [], []
+    for i in (0, n // 3, n - 1):
+        z = (alpha - 1) * (k @ q[i]) / math.sqrt(WIDTH)
+        low, high = float(z.max()) - 1, float(z.max())
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if (z - middle).clamp(min=0).pow(1 / (alpha - 1)).sum() > 1 else (low, middle)
+        weights = (z - low).clamp(min=0).pow(1 / (alpha - 1))
+        slopes = weights.pow(2 - alpha)
+        of_weights = v.sum(1)  # the gradient that arrives is 1 everywhere
+        of_scores = slopes * (of_weights - slopes @ of_weights / slopes.sum())
+        errors_forward.append(float((kept[0][0, 0, i] - weights @ v).abs().max()))
+        errors_backward.append(float((leaves[0].grad[0, 0, i] - of_scores @ k / math.sqrt(WIDTH)).abs().max()))
+    return found | {"error": max(errors_forward), "gradient_error": max(errors_backward)}
+
+
 CASES: dict[str, Callable[[], dict[str, float]]] = {
     "forward and backward": lambda: forward_and_backward(65_536),
+    "entmax near softmax": lambda: entmax(65_536, 1.05, equal=False),
+    "entmax of equal scores": lambda: entmax(65_536, 1.5, equal=True),
     "windowed": lambda: windowed(262_144),
     "measures": lambda: measures(32_768),
     "second order": lambda: second_order(8_192),

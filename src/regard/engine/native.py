@@ -18,7 +18,7 @@ from regard.engine import threshold
 from regard.engine.gradient import Engine, Saved
 from regard.engine.parts import Part
 from regard.engine.prepare import Prepared, prepared
-from regard.engine.threshold import power_of
+from regard.engine.threshold import moving, power_of
 from regard.plan.blocks import Strip, Tiles
 from regard.spec.hiding import GLANCE, visible
 from regard.spec.normaliser import Softmax
@@ -29,7 +29,7 @@ from regard.spec.term import TRUE, Term, slot_of, variable, walk
 from regard.spec.threshold import Argmax, Entmax, Thresholded, Top
 
 PANELS_TOGETHER = 8  # in native/forward.h
-LEVELED = (Entmax, Top, Argmax)  # as Leveled::Kind counts them
+LEVELED, SLOPES = (Entmax, Top, Argmax), 3  # as Leveled::Kind counts them
 KINDS = (torch.float32, torch.bfloat16, torch.float16)  # in native/problem.h, in this order
 
 core: ModuleType | None
@@ -92,10 +92,10 @@ class Native:
         return Tiles(build.lanes, build.chunk, 2**16, sharing=PANELS_TOGETHER * build.panel // build.lanes)
 
     def forward(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
-        if isinstance(spec.normaliser, Thresholded):
-            return self._leveled(spec, inputs, tiles, spec.normaliser)
         glance = _adds_a_large_tensor(spec, inputs)
         try:
+            if isinstance(spec.normaliser, Thresholded):
+                return self._leveled(spec, inputs, tiles, LEVELED.index(type(spec.normaliser)))
             output, lse = self._forward(spec, inputs, tiles, glance)
             if glance and bool(lse.sum().isnan()):  # perhaps of a score that the tensor should have hidden
                 return self._forward(spec, inputs, tiles, glance=False)
@@ -112,30 +112,35 @@ class Native:
         return output.to(spec.dtype), lse
 
     def _leveled(
-        self, spec: Spec, inputs: Inputs, tiles: Tiles, normaliser: Thresholded
-    ) -> tuple[Tensor, Tensor | None]:
-        """Output and level."""
+        self, spec: Spec, inputs: Inputs, tiles: Tiles, kind: int, levels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Output and levels; with `SLOPES`, for given levels, the output and the logarithm of its weights' sum."""
         assert self.build is not None and core is not None
         spec = _scaled(spec)
-        try:
-            problem, kept = _problem(spec, inputs, self._ready(spec, inputs, tiles, glance=False))
-        except Untold:
-            return self.otherwise.forward(spec, inputs, self.otherwise.tiles(spec))
+        problem, kept = _problem(spec, inputs, self._ready(spec, inputs, tiles, glance=False))
         output = torch.empty((spec.batch, spec.heads, spec.n_q, spec.value_width), dtype=_kind(spec, inputs))
-        level = torch.empty((spec.batch, spec.heads, spec.n_q), dtype=torch.float32)
-        problem.output, problem.lse = output.data_ptr(), level.data_ptr()
-        power = power_of(spec, inputs)
-        powers = None if power is None else power.expand(1, spec.heads, 1).contiguous()
-        kind = LEVELED.index(type(normaliser))
-        count = normaliser.k if isinstance(normaliser, Top) else 1
-        how = struct.pack("3q", kind, count, 0 if powers is None else powers.data_ptr())
+        found = torch.empty((spec.batch, spec.heads, spec.n_q), dtype=torch.float32)
+        problem.output, problem.lse = output.data_ptr(), found.data_ptr()
+        count = spec.normaliser.k if isinstance(spec.normaliser, Top) else 1
+        given = [None if x is None else x.contiguous() for x in (_powers(spec, inputs), levels)]
+        how = struct.pack("4q", kind, count, *(0 if x is None else x.data_ptr() for x in given))
         core.leveled(self.build.number, bytes(problem), how)
         del kept  # it lived as long as the kernel ran
-        return output.to(spec.dtype), level
+        return output.to(spec.dtype), found
 
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
-        if isinstance(spec.normaliser, Thresholded):
+        if not isinstance(spec.normaliser, Thresholded):
+            return self._backward(spec, inputs, tiles, saved, needs)
+        power = spec.normaliser.parameter
+        if power is None or any(needs[3 + slot] for slot in power.reads):
             return threshold.backward(self, spec, inputs, tiles, saved, needs)
+        try:
+            other, slope = self._leveled(spec, inputs, tiles, SLOPES, saved.statistic)
+        except Untold:
+            return self.otherwise.backward(spec, inputs, self.otherwise.tiles(spec), saved, needs)
+        return self._backward(_scaled(spec), inputs, tiles, moving(spec, inputs, saved, other, slope), needs)
+
+    def _backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
         every = inputs.every()
         wanted = [n for n, needed in enumerate(needs) if needed]
         captured = [n for n in wanted if 3 <= n < 3 + len(inputs.tensors)]
@@ -153,11 +158,13 @@ class Native:
         problem.output, problem.lse, problem.d_lse = (x.data_ptr() for x in given)
         problem.d_output = Rows.of(d_output)
         problem.d_q, problem.d_k, problem.d_v = (sums[n].data_ptr() for n in range(3))
+        powers = _powers(spec, inputs)
+        problem.powers = 0 if powers is None else powers.data_ptr()
         if spec.score == "additive":
             d_u = torch.zeros((spec.heads, spec.width), dtype=torch.float64)
             problem.d_u = d_u.data_ptr()
             sums[len(every) - 1] = d_u
-        self._run("backward", problem, (kept, given, d_output))
+        self._run("backward", problem, (kept, given, d_output, powers))
         return [sums[n].sum_to_size(every[n].shape).to(every[n].dtype) for n in wanted]
 
     def _ready(
@@ -258,6 +265,12 @@ class PartsByKernels:
         return Part(scores, weights, entropy, (sums, tops) if cell else None)
 
 
+def _powers(spec: Spec, inputs: Inputs) -> Tensor | None:
+    """Entmax's exponent, one a head."""
+    found = power_of(spec, inputs)
+    return None if found is None else found.expand(1, spec.heads, 1).contiguous()
+
+
 def _scaled(spec: Spec) -> Spec:
     """The same without a rule, where all that does is to multiply the score by a number."""
     rule = spec.rule
@@ -317,7 +330,7 @@ class Problem(ctypes.Structure):
         ("kept_factor", ctypes.c_double),
         *((name, ctypes.c_int64) for name in ("output", "lse")),
         ("d_output", Rows),
-        *((name, ctypes.c_int64) for name in ("d_lse", "d_q", "d_k", "d_v", "u", "d_u")),
+        *((name, ctypes.c_int64) for name in ("d_lse", "d_q", "d_k", "d_v", "u", "d_u", "powers")),
     )
 
 

@@ -45,13 +45,19 @@ def backward(
     before = 3 + len(inputs.tensors)
     wants = [*needs[:before], False, *needs[before:]]  # the level is a constant here
     if isinstance(spec.normaliser, Entmax):
-        return engine.backward(*asked, tiles, _moving(engine, spec, inputs, tiles, saved), wants)
+        tau = saved.statistic
+        other, slope = engine.forward(*_changed(spec, inputs, tau, spec.normaliser.beside), tiles)
+        assert slope is not None
+        # the weights sum to 1
+        lse = torch.where(tau == torch.inf, -torch.inf, torch.zeros_like(tau))
+        moved = replace(moving(spec, inputs, saved, other, slope), statistic=lse)
+        return engine.backward(*asked, tiles, moved, wants)
     unmoved = replace(saved, d_statistic=torch.zeros_like(saved.d_statistic))
     if isinstance(spec.normaliser, Argmax):
         return _straight_through(engine, spec, inputs, tiles, unmoved, needs, wants)
-    _, lse = engine.forward(*asked, tiles)
-    assert lse is not None
-    return engine.backward(*asked, tiles, replace(unmoved, statistic=lse), wants)
+    _, known = engine.forward(*asked, tiles)
+    assert known is not None
+    return engine.backward(*asked, tiles, replace(unmoved, statistic=known), wants)
 
 
 def lowered(spec: Spec, inputs: Inputs, level: Tensor) -> Asked:
@@ -83,20 +89,13 @@ def _changed(spec: Spec, inputs: Inputs, level: Tensor, change: Callable[[Term],
     return asked, replace(inputs, tensors=(*inputs.tensors, level))
 
 
-def _moving(engine: Engine, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved) -> Saved:
-    """What reaches the answer and the lse of the lowered question, its level moving with the scores."""
-    normaliser = spec.normaliser
-    assert isinstance(normaliser, Entmax)
-    tau = saved.statistic
-    other, slope = engine.forward(*_changed(spec, inputs, tau, normaliser.beside), tiles)
-    assert slope is not None
-    nothing = tau == torch.inf
-    d_lse = (saved.d_output.to(tau.dtype) * (saved.output - other).to(tau.dtype)).sum(-1)
-    power = power_of(spec, inputs)
+def moving(spec: Spec, inputs: Inputs, saved: Saved, other: Tensor, slope: Tensor) -> Saved:
+    """What reaches entmax's answer and its lse, given o' and the logarithm of the sum of its weights."""
+    tau, power = saved.statistic, power_of(spec, inputs)
     assert power is not None
+    d_lse = (saved.d_output.to(tau.dtype) * (saved.output - other).to(tau.dtype)).sum(-1)
     d_lse = d_lse + saved.d_statistic * torch.exp(-slope) / power
-    lse = torch.where(nothing, -torch.inf, torch.zeros_like(tau))  # the weights sum to 1
-    return Saved(saved.output, lse, saved.d_output, torch.where(nothing, 0.0, d_lse))
+    return replace(saved, d_statistic=torch.where(tau == torch.inf, 0.0, d_lse))
 
 
 def power_of(spec: Spec, inputs: Inputs) -> Tensor | None:

@@ -173,7 +173,7 @@ def _kth(scores: Tensor, k: int) -> Tensor:
 
     The least number there is where no more than k are seen. A NaN is the largest of all, and makes the level NaN.
     """
-    least = torch.finfo(scores.dtype).min
+    least = torch.finfo(torch.float32).min  # the same in every precision
     if scores.shape[-1] <= k:
         return scores.new_full((*scores.shape[:-1], 1), least)
     largest = scores.topk(k + 1).values
