@@ -8,7 +8,7 @@
 // and output = sum w v / sum w. A row of keys that weighs nothing in the whole panel is passed over.
 
 constexpr int NEWTON_STEPS = 64;
-constexpr float ROUNDING = 16 * FLT_EPSILON;  // by which a score may differ when it is computed again
+constexpr float ROUNDING = 2 * FLT_EPSILON;  // by which a score may differ when it is computed again
 
 // The scores of a panel, key by key, and where each key lies.
 struct KeptScores {

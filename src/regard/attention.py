@@ -1,5 +1,6 @@
 """The whole way of a call on one screen: read the question, choose how, run it, hand it back."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from regard.again import remember, repeated
 from regard.eager import runs_eagerly
+from regard.engine.balance import balanced
 from regard.engine.fused import Fused
 from regard.engine.gradient import Engine, run
 from regard.engine.native import Native
@@ -94,7 +96,7 @@ def _now(
         return known
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
     plan = choose(question.spec, IN_ORDER, engine)
-    output, _, inputs = answer(question, plan)
+    output, _, _, inputs = answer(question, plan)
     if plain and plan.engine == NATIVE.name:
         remember(q, k, v, score, mask, lambda: NATIVE.repeated(plan.spec, inputs, plan.tiles))
     return question.shaped(output)
@@ -127,11 +129,11 @@ def attend(
     """
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
     plan = choose(question.spec, IN_ORDER, engine)
-    output, statistic, inputs = answer(question, plan)
+    output, statistic, ran, inputs = answer(question, plan)
     exact = torch.float64 if plan.spec.dtype == torch.float64 else torch.float32
     shaped = None if statistic is None else question.shaped(statistic.to(exact))
-    matrix = partial(_matrix, plan, inputs, statistic)
-    weights = Weights(question, plan, inputs, statistic, matrix, partial(_parts, plan))
+    matrix = partial(_matrix, ran, inputs, statistic)
+    weights = Weights(question, plan, inputs, statistic, matrix, partial(_parts, ran))
     return Attended(question.shaped(output), weights, question.seed, shaped)
 
 
@@ -179,17 +181,27 @@ def _engine(plan: Plan) -> Engine:
 
 def answer(
     question: Question, plan: Plan, n_k: int | Tensor | None = None, places: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor | None, Inputs]:
-    """Output (batch, heads, n_q, width), row statistic, and what the engine was given.
+) -> tuple[Tensor, Tensor | None, Plan, Inputs]:
+    """Output (batch, heads, n_q, width), row statistic, and what the engine was asked in the end and given.
 
     `n_k` is the number of keys a weighing counts, where it differs by query; `places` where queries and keys stand, if
     not where they lie.
     """
     engine = _engine(plan)
     with without_autocast(question.q.device.type):
-        inputs = question.inputs(engine.exact)
+        plan, inputs = asked(question, plan, engine)
         output, statistic = run(engine, plan.spec, plan.tiles, inputs)
-        return finished(question, plan, inputs, output, statistic, n_k, places), statistic, inputs
+        return finished(question, plan, inputs, output, statistic, n_k, places), statistic, plan, inputs
+
+
+def asked(question: Question, plan: Plan, engine: Engine) -> tuple[Plan, Inputs]:
+    """What the engine is asked and given. Where rows and columns are normalised in turn, all passes but the last are
+    over then."""
+    inputs = question.inputs(engine.exact)
+    if question.weigh.iterations == 1:
+        return plan, inputs
+    spec, inputs = balanced(engine, plan.spec, inputs, question.weigh.iterations)
+    return replace(plan, spec=spec), inputs
 
 
 def finished(

@@ -16,7 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.library import Library, impl, register_fake, register_vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from regard.attention import IN_ORDER, finished
+from regard.attention import IN_ORDER, asked, finished
 from regard.engine.gradient import Engine, resumed, run
 from regard.errors import EngineError
 from regard.plan.choose import Plan, choose
@@ -50,14 +50,14 @@ def _forward(
     `is_raw` says that this is the output itself; the third result is empty then. `question` is what `spell` wrote, with
     its tensors and whole numbers beside it.
     """
-    asked, plan, engine = _read(q, k, v, tensors, numbers, question)
+    asking, plan, engine = _read(q, k, v, tensors, numbers, question)
     with without_autocast(q.device.type):
-        inputs = asked.inputs(engine.exact)
+        plan, inputs = asked(asking, plan, engine)
         raw, statistic = run(engine, plan.spec, plan.tiles, inputs)
-        output = asked.shaped(finished(asked, plan, inputs, raw, statistic))
+        output = asking.shaped(finished(asking, plan, inputs, raw, statistic))
         rows = raw.new_zeros(raw.shape[:-1]) if statistic is None else statistic
-        kept = q.new_empty(0) if is_raw else asked.shaped(raw.to(q.dtype, copy=True))
-    return output.contiguous(), asked.shaped(rows.double()).contiguous(), kept.contiguous()
+        kept = q.new_empty(0) if is_raw else asking.shaped(raw.to(q.dtype, copy=True))
+    return output.contiguous(), asking.shaped(rows.double()).contiguous(), kept.contiguous()
 
 
 @impl(_library, "attention_backward", "CompositeExplicitAutograd")
@@ -76,10 +76,10 @@ def _backward(
     """The gradients of those of q, k, v and the tensors that are needed, from what the engine gave before."""
     with _recording(), without_autocast(q.device.type):
         leaves = [x.detach().requires_grad_(needed) for x, needed in zip((q, k, v, *tensors), needs, strict=True)]
-        asked, plan, engine = _read(leaves[0], leaves[1], leaves[2], leaves[3:], numbers, question)
-        inputs = asked.inputs(engine.exact)
+        asking, plan, engine = _read(leaves[0], leaves[1], leaves[2], leaves[3:], numbers, question)
+        plan, inputs = asked(asking, plan, engine)
         known = resumed(engine, plan.spec, plan.tiles, inputs, raw, statistic)
-        output = asked.shaped(finished(asked, plan, inputs, *known))
+        output = asking.shaped(finished(asking, plan, inputs, *known))
         wanted = [x for x in leaves if x.requires_grad]
         found = torch.autograd.grad(output, wanted, d_output, allow_unused=True)
     gradients = [torch.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True)]
@@ -95,9 +95,9 @@ def _read(
     engine = options.pop("engine")
     if isinstance(options["seed"], Tensor):
         options["seed"] = int(options["seed"])
-    asked = read(q, k, v, **options)
-    plan = choose(asked.spec, IN_ORDER, engine)
-    return asked, plan, next(e for e in IN_ORDER if e.name == plan.engine)
+    asking = read(q, k, v, **options)
+    plan = choose(asking.spec, IN_ORDER, engine)
+    return asking, plan, next(e for e in IN_ORDER if e.name == plan.engine)
 
 
 _read_again = lru_cache(maxsize=64)(read_back)

@@ -76,7 +76,7 @@ def attention_packed(
         start=0,
     )
     plan = choose(question.spec, IN_ORDER, engine)
-    output, _, _ = answer(question, plan, sequences.keys_seen(), (sequences.p, sequences.j))
+    output, *_ = answer(question, plan, sequences.keys_seen(), (sequences.p, sequences.j))
     shaped = question.shaped(output)
     return shaped[0] if q.ndim == 3 else shaped
 

@@ -31,6 +31,10 @@ class Attended:
     @property
     def lse(self) -> Any:
         """log sum exp of each row's scores: with it, answers for parts of the keys can be merged."""
+        if self.weights.iterations > 1:
+            raise SpecError(
+                "lse must come from softmax or a sink; sinkhorn has one a row and one a column, and no lse."
+            )
         normaliser = self.plan.spec.normaliser
         if normaliser.statistic != "lse":
             instead = f"has {normaliser.statistic}, in `statistic`" if normaliser.statistic else "has no row statistic"

@@ -52,6 +52,11 @@ class Weights:
         return (*self._question.leading, self._plan.spec.n_q, self._plan.spec.n_k)
 
     @property
+    def iterations(self) -> int:
+        """How often rows were normalised: more than once where columns were as well."""
+        return self._question.weigh.iterations
+
+    @property
     def plan(self) -> Plan:
         """How the call was answered, with the tiles that its mask left."""
         return self._plan.covering(self._cover)

@@ -155,10 +155,26 @@ def entmax(n: int, alpha: float, equal: bool) -> dict[str, float]:
     return found | {"error": max(errors_forward), "gradient_error": max(errors_backward)}
 
 
+def sinkhorn(n: int) -> dict[str, float]:
+    """Forward, three passes over the rows and two over the columns; what keys receive is told by a row of ones."""
+    weighing = weigh.sinkhorn(3)
+    q, k, v = inputs(n)
+    kept: list[Tensor] = []
+    found = measured(
+        lambda: regard.attention(*inputs(1024), weigh=weighing),
+        lambda: kept.append(regard.attention(q, k, v, weigh=weighing)),
+    )
+    softmax = regard.attention(q, k, v)
+    # every key receives nearly 1, so the mean of the answers is nearly that of the values
+    strays = [float((x.double().mean(2) - v.double().mean(2)).abs().max()) for x in (kept[0], softmax)]
+    return found | {"stray": strays[0], "stray_of_softmax": strays[1]}
+
+
 CASES: dict[str, Callable[[], dict[str, float]]] = {
     "forward and backward": lambda: forward_and_backward(65_536),
     "entmax near softmax": lambda: entmax(65_536, 1.05, equal=False),
     "entmax of equal scores": lambda: entmax(65_536, 1.5, equal=True),
+    "sinkhorn": lambda: sinkhorn(65_536),
     "windowed": lambda: windowed(262_144),
     "measures": lambda: measures(32_768),
     "second order": lambda: second_order(8_192),

@@ -50,6 +50,13 @@ def test_entmax_over_65536_tokens_keeps_to_linear_memory_where_no_weight_is_zero
     assert found["gradient_error"] < 1e-5
 
 
+def test_sinkhorn_over_65536_tokens_keeps_to_linear_memory():
+    found = run("sinkhorn", threads=2)
+
+    assert found["bytes"] < GIGABYTE
+    assert found["stray"] < 0.01 * found["stray_of_softmax"]
+
+
 def test_a_window_over_twice_the_tokens_takes_twice_the_work():
     found = run("windowed", threads=1)
 

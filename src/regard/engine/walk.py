@@ -87,7 +87,8 @@ class Walk:
     def rows_of(self, whole: Tensor, strip: Strip) -> Tensor:
         """A strip's part of a (batch, heads, n_q, ...) tensor as (batch x key heads, group x queries, ...)."""
         key_heads = -(-len(strip.h) // self.spec.group)
-        return place(whole, strip).reshape(len(strip.b) * key_heads, -1, *whole.shape[3:])
+        rows = len(strip.h) // key_heads * len(strip.i)
+        return place(whole, strip).reshape(len(strip.b) * key_heads, rows, *whole.shape[3:])
 
     def positions_of(self, strip: Strip, j: range) -> Positions:
         return positions_of(self.spec, self.inputs, strip.b, strip.h, strip.i, j)

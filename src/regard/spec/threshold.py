@@ -20,7 +20,7 @@ from regard.spec.term import Term, apply, constant, variable
 
 _S, _NOTHING = variable("s"), constant(-math.inf)
 STEPS = 64  # of Newton's method, of which a few are ever taken
-ROUNDING = 16  # units in the last place by which a score may differ when it is computed again
+ROUNDING = 2  # units in the last place by which a score may differ when it is computed again
 
 
 class Thresholded(Normaliser):

@@ -25,14 +25,15 @@ class Weigh:
     """How a row of scores becomes weights.
 
     `rule` changes the scores first; the `normaliser` runs in the engine, and depends on `parameter` if that is given;
-    `factor(statistic, n_k)` scales each row's weights afterwards: a number, or (batch, heads, n_q). `checks` refuse
-    lengths that its tensors do not fit.
+    with several `iterations` columns are normalised in turn with the rows; `factor(statistic, n_k)` scales each row's
+    weights afterwards: a number, or (batch, heads, n_q). `checks` refuse lengths that its tensors do not fit.
     """
 
     normaliser: Normaliser
     formula: str
     rule: Rule | None = None
     parameter: Formula | None = None
+    iterations: int = 1
     factor: Factor | None = None
     checks: tuple[Check, ...] = ()
     named: ClassVar[Any] = None  # what it was made by; see `spec/named.py`
@@ -174,6 +175,18 @@ def argmax() -> Weigh:
     Gradients pass straight through: those of v see these weights, those of the scores see softmax's.
     """
     return Weigh(Argmax(), "argmax")
+
+
+@named
+def sinkhorn(iterations: int = 5) -> Weigh:
+    """Rows and columns of exp(s) normalised in turn: the more iterations, the more equal what each key receives.
+
+    Rows come last, so that each sums to 1; one iteration is softmax. In the limit every column sums to n_q / n_k: the
+    weights are doubly stochastic. A causal mask is refused, since it leaves only the identity.
+    """
+    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
+        raise SpecError(f"sinkhorn must take at least 1 iteration, a whole number; got {iterations!r}.")
+    return Weigh(Softmax(), f"sinkhorn of {iterations}", iterations=iterations)
 
 
 def as_weigh(value: Any) -> Weigh:

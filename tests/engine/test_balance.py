@@ -1,0 +1,248 @@
+"""Sinkhorn's weighing against POT, against its closed form, and against a loop over the whole matrix."""
+
+import math
+from typing import Any
+
+import ot
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import regard
+from regard import mask, measure, score, weigh
+from regard.errors import SpecError
+
+every_engine = pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
+
+
+def looped(scores: Tensor, iterations: int) -> Tensor:
+    """The weights by rows and columns of the whole matrix in turn; hidden scores are -inf."""
+    v = torch.zeros_like(scores[..., :1, :])
+    for _ in range(iterations - 1):
+        u = -_lse(scores + v, -1)
+        v = -_lse(scores + u, -2)
+    sees = (scores != -math.inf).any(-1, keepdim=True)
+    return torch.where(sees, torch.softmax(torch.where(sees, scores + v, 0.0), -1), 0.0)
+
+
+def _lse(scores: Tensor, dim: int) -> Tensor:
+    nothing = (scores == -math.inf).all(dim, keepdim=True)
+    return torch.where(nothing, 0.0, torch.logsumexp(torch.where(nothing, 0.0, scores), dim, keepdim=True))
+
+
+def numbers(n_q: int, n_k: int, heads: int = 2, key_heads: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    sizes = ((heads, n_q), (key_heads, n_k), (key_heads, n_k))
+    return [torch.randn(2, *size, 8, dtype=dtype, requires_grad=True) for size in sizes]
+
+
+def scores_of(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT / 8**0.5
+
+
+def agrees(engine: str, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, iterations: int = 4, **options: Any) -> None:
+    """Weights, output and the gradients of q, k and v."""
+    expected = looped(scores, iterations)
+    outputs = expected @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    found = regard.attend(q, k, v, weigh=weigh.sinkhorn(iterations), engine=engine, **options)
+    torch.testing.assert_close(found.weights[...].to(expected), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.output.to(outputs), outputs, rtol=1e-4, atol=2e-5)
+    both = (torch.autograd.grad(x.sin().sum(), (q, k, v), retain_graph=True) for x in (found.output, outputs))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@every_engine
+@pytest.mark.parametrize("iterations", [1, 2, 3, 12])
+def test_it_is_rows_and_columns_in_turn(engine: str, iterations: int) -> None:
+    q, k, v = numbers(40, 50)
+
+    agrees(engine, q, k, v, scores_of(q, k), iterations)
+
+
+def test_one_iteration_is_softmax_to_the_bit() -> None:
+    q, k, v = numbers(30, 30)
+
+    assert torch.equal(regard.attention(q, k, v, weigh=weigh.sinkhorn(1)), regard.attention(q, k, v))
+
+
+@pytest.mark.parametrize("n_q, n_k", [(60, 60), (40, 90)])
+def test_the_limit_is_the_plan_of_optimal_transport(n_q: int, n_k: int) -> None:
+    q, k, v = (x.detach() for x in numbers(n_q, n_k, dtype=torch.float64))
+    scores = scores_of(q, k)[1, 1].numpy()
+    expected = n_q * ot.sinkhorn([1 / n_q] * n_q, [1 / n_k] * n_k, -scores, reg=1.0, numItermax=100_000, stopThr=1e-15)
+
+    weights = regard.attend(q, k, v, weigh=weigh.sinkhorn(400)).weights
+
+    torch.testing.assert_close(weights[1, 1], torch.from_numpy(expected), rtol=1e-9, atol=1e-12)
+    (received,) = weights.measure(measure.received)
+    torch.testing.assert_close(received, torch.full_like(received, n_q / n_k), rtol=1e-9, atol=1e-9)
+
+
+@every_engine
+def test_two_by_two_has_a_closed_form(engine: str) -> None:
+    added = torch.tensor([[1.0, 0.0], [0.0, 0.5]])
+    nothing = torch.zeros(2, 1)
+
+    found = regard.attend(
+        nothing, nothing, nothing, score=score.bias(added), weigh=weigh.sinkhorn(60), engine=engine
+    ).weights[...]
+
+    root = math.exp((1.0 + 0.5) / 2)
+    assert float(found[0, 0]) == pytest.approx(root / (1 + root), abs=1e-6)
+    assert float(found[1, 1]) == pytest.approx(0.679179, abs=1e-6)
+
+
+def test_what_a_row_or_a_column_adds_to_its_scores_changes_nothing_in_the_limit() -> None:
+    q, k, v = (x.detach() for x in numbers(20, 20, dtype=torch.float64))
+    rows, columns = torch.randn(20, 1, dtype=torch.float64), torch.randn(1, 20, dtype=torch.float64)
+
+    plain = regard.attention(q, k, v, weigh=weigh.sinkhorn(300))
+    shifted = regard.attention(q, k, v, score=score.bias(rows + columns), weigh=weigh.sinkhorn(300))
+
+    torch.testing.assert_close(shifted, plain)
+
+
+@every_engine
+def test_keys_that_heads_share_receive_from_each_head_by_itself(engine: str) -> None:
+    q, k, v = numbers(30, 40, heads=4, key_heads=2)
+
+    agrees(engine, q, k, v, scores_of(q, k))
+
+
+@every_engine
+@pytest.mark.parametrize("name", ["documents", "window", "padding", "some see nothing", "one sees one"])
+def test_masks_that_leave_a_balance_are_kept_to(engine: str, name: str) -> None:
+    q, k, v = numbers(36, 36)
+    i, j = torch.arange(36)[:, None], torch.arange(36)
+    may, given = {
+        "documents": (i // 9 == j // 9, mask.documents(torch.arange(36) // 9)),
+        "window": ((i - j).abs() < 7, mask.window(7)),
+        "padding": ((j < 20).expand(36, 36), mask.padding(torch.tensor([20, 20]))),
+        "some see nothing": ((i % 3 != 0).expand(36, 36), lambda b, h, i, j: i % 3 != 0),
+        "one sees one": (i == j, lambda b, h, i, j: i == j),
+    }[name]
+
+    agrees(engine, q, k, v, scores_of(q, k).masked_fill(~may, -math.inf), mask=given)
+
+
+@every_engine
+def test_rules_speak_of_the_same_positions_when_keys_ask(engine: str) -> None:
+    q, k, v = numbers(30, 40)
+    i, j = torch.arange(30)[:, None], torch.arange(40)
+    slopes = torch.tensor([0.3, 0.1])
+    changed = scores_of(q, k) - slopes[:, None, None] * (i + 10 - j).abs() + 0.01 * i * (j % 3) + (40 - 30) * 0.1
+
+    def rule(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s + 0.01 * i * (j % 3) + 1.0
+
+    agrees(engine, q, k, v, changed, score=score.scaled_dot().then(score.alibi(slopes)).then(rule))
+
+
+@every_engine
+def test_a_start_of_each_batch_element_moves_with_it(engine: str) -> None:
+    q, k, v = numbers(12, 30)
+    start = torch.tensor([4, 15])
+    p = start.view(2, 1, 1, 1) + torch.arange(12)[:, None]
+    may = (p - torch.arange(30)).abs() < 4
+
+    agrees(engine, q, k, v, scores_of(q, k).masked_fill(~may, -math.inf), mask=mask.window(4), start=start)
+
+
+@every_engine
+@pytest.mark.parametrize("kind", ["additive", "custom", "relative keys"])
+def test_scores_that_are_no_product_are_turned_over_as_well(engine: str, kind: str) -> None:
+    q, k, v = numbers(14, 17)
+    w_q, w_k, u, table = torch.randn(8, 5), torch.randn(8, 5), torch.randn(5), torch.randn(7, 8)
+    distance = (torch.arange(17) - torch.arange(14)[:, None] - 3).clamp(-3, 3) + 3
+    chosen, scores = {
+        "additive": (
+            score.additive(w_q, w_k, u),
+            torch.tanh((q @ w_q).unsqueeze(-2) + (k @ w_k).unsqueeze(-3)) @ u,
+        ),
+        "custom": (score.custom(lambda a, b: (a * 0.3).tanh() @ b.mT), (q * 0.3).tanh() @ k.mT),
+        "relative keys": (
+            score.scaled_dot().then(score.shaw_keys(table)),
+            scores_of(q, k) + (q.unsqueeze(-2) * table[distance]).sum(-1) / 8**0.5,
+        ),
+    }[kind]
+    if engine == "native" and kind == "custom":
+        pytest.skip("native knows products and additive scores")
+
+    agrees(engine, q, k, v, scores, score=chosen)
+
+
+def test_derivatives_of_first_and_second_order() -> None:
+    q, k, v = (torch.randn(1, 1, n, 2, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4))
+    added = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, added: Tensor) -> Tensor:
+        return regard.attention(q, k, v, score=score.bias(added), weigh=weigh.sinkhorn(3))
+
+    assert gradcheck(run, (q, k, v, added))
+    assert gradgradcheck(run, (q, k, v, added))
+
+
+def test_dropout_leaves_the_balance_alone() -> None:
+    q, k, v = (x.detach() for x in numbers(30, 30))
+
+    found = regard.attend(q, k, v, weigh=weigh.sinkhorn(4), dropout=0.4, seed=3)
+
+    kept = regard.attend(torch.zeros_like(q), k, torch.eye(30).expand(2, 2, 30, 30), dropout=0.4, seed=3).output * 30
+    torch.testing.assert_close(found.weights[...], regard.attend(q, k, v, weigh=weigh.sinkhorn(4)).weights[...])
+    torch.testing.assert_close(found.output, (found.weights[...] * kept) @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences_are_balanced_apart() -> None:
+    lengths = [5, 9, 3]
+    q, k, v = (torch.randn(2, 17, 4) for _ in range(3))
+
+    found = regard.attention_packed(q, k, v, lengths, lengths, weigh=weigh.sinkhorn(5))
+
+    parts = zip(*(x.split(lengths, dim=1) for x in (q, k, v)), strict=True)
+    apart = [regard.attention(*(x[None] for x in part), weigh=weigh.sinkhorn(5))[0] for part in parts]
+    torch.testing.assert_close(found, torch.cat(apart, 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given, side",
+    [
+        (mask.causal(), "later"),
+        (mask.causal() & mask.window(5), "later"),
+        (torch.ones(20, 20, dtype=torch.bool).triu(), "earlier"),
+        (lambda b, h, i, j: (j < i) | (i == j), "later"),
+    ],
+    ids=["causal", "causal window", "a tensor", "a function"],
+)
+def test_a_mask_that_leaves_only_the_identity_is_refused(given: Any, side: str) -> None:
+    q = torch.randn(1, 1, 20, 4)
+
+    with pytest.raises(SpecError, match=f"no query sees {side} keys than its own.*weigh.softmax"):
+        regard.attention(q, q, q, mask=given, weigh=weigh.sinkhorn(3))
+
+
+@pytest.mark.parametrize("iterations", [0, -2, 2.5, True])
+def test_there_must_be_an_iteration(iterations: Any) -> None:
+    with pytest.raises(SpecError, match=f"at least 1 iteration, a whole number; got {iterations}"):
+        weigh.sinkhorn(iterations)
+
+
+def test_there_is_no_lse() -> None:
+    q = torch.randn(4, 2)
+
+    with pytest.raises(SpecError, match="sinkhorn has one a row and one a column"):
+        _ = regard.attend(q, q, q, weigh=weigh.sinkhorn(2)).lse
+
+
+def test_a_graph_has_it_too() -> None:
+    q, k, v = numbers(20, 20)
+    compiled = torch.compile(
+        lambda q, k, v: regard.attention(q, k, v, weigh=weigh.sinkhorn(3)), fullgraph=True, backend="aot_eager"
+    )
+
+    expected = regard.attention(q, k, v, weigh=weigh.sinkhorn(3))
+    found = compiled(q, k, v)
+
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(*(torch.autograd.grad(x.sin().sum(), (q, k, v)) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
