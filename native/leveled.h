@@ -202,22 +202,18 @@ struct Weighing {
     }
   }
 
-  // Half-way between the largest that count and the next, or just below those that are equal up to rounding.
+  // Half-way between the last of the largest and the next smaller one, or just below where they are equal up to rounding.
   void select(const KeptScores& kept, const float* top, float* level) const {
     const int64_t k = how.kind == Leveled::HARD ? 1 : how.count;
     for (int64_t i = 0; i < kept.lanes; i += LANES) {
       Vec last = load(top + i);
       if (k > 1) last = kth(kept, i, k, top + i);
       Vec next = all(-INFINITY), size{};
-      IntVec least{};  // how many are as large as the last one, counted downwards
       kept.each([&](const float* row, int64_t) REGARD_AT_ONCE {
         const Vec s = load(row + i);
-        const IntVec as_large = IntVec(s >= last);
-        least += as_large;
-        next = larger(choose(as_large, all(-INFINITY), s), next);
+        next = larger(choose(IntVec(s >= last), all(-INFINITY), s), next);
         size = larger(choose(IntVec(s == -INFINITY), Vec{}, floats(bits(s) & 0x7fffffff)), size);
       });
-      next = choose(IntVec(least < -int32_t(std::min<int64_t>(k, INT32_MAX - 1))), last, next);  // a tie
       const Vec margin = ROUNDING * size, gap = last - next;
       Vec found = choose(IntVec(gap > 2.0f * margin), next + gap * 0.5f, last - margin);
       found = choose(IntVec(next == -INFINITY), all(-FLT_MAX), found);

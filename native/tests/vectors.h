@@ -23,7 +23,7 @@ static double worst(Unary f, double (*truth)(double), double low, double high) {
 
 static double inverse(double x) { return 1.0 / x; }
 
-static void exponentials_and_tanh_are_right_to_a_few_roundings() {
+static void functions_are_right_to_a_few_roundings() {
   const struct {
     const char* name;
     Unary f;
@@ -36,6 +36,9 @@ static void exponentials_and_tanh_are_right_to_a_few_roundings() {
       {"exp", exp, [](double x) { return std::exp(x); }, -1.0, 1.0, FLT_EPSILON},
       {"tanh", tanh, [](double x) { return std::tanh(x); }, -0.7, 0.7, 4e-7},
       {"tanh", tanh, [](double x) { return std::tanh(x); }, -30.0, 30.0, 4e-7},
+      {"log", log, [](double x) { return std::log(x); }, 0x1p-126, 0.1, 3e-7},
+      {"log", log, [](double x) { return std::log(x); }, 0.1, 10.0, 3e-7},
+      {"log", log, [](double x) { return std::log(x); }, 10.0, 0x1p127, 3e-7},
       {"reciprocal", reciprocal, inverse, 1.0, 2.0, FLT_EPSILON},
       {"reciprocal", reciprocal, inverse, 1.0, 0x1p126, FLT_EPSILON},
   };
@@ -57,6 +60,8 @@ static void functions_know_their_limits() {
       {"exp", exp, -INFINITY, 0.0f},    {"exp", exp, INFINITY, INFINITY},  {"exp", exp, 1e30f, INFINITY},
       {"exp", exp, NAN, NAN},           {"tanh", tanh, 0.0f, 0.0f},         {"tanh", tanh, INFINITY, 1.0f},
       {"tanh", tanh, -INFINITY, -1.0f},  {"tanh", tanh, 1e30f, 1.0f},        {"tanh", tanh, NAN, NAN},
+      {"log", log, 0.0f, -INFINITY},     {"log", log, 1.0f, 0.0f},           {"log", log, INFINITY, INFINITY},
+      {"log", log, -1.0f, NAN},          {"log", log, NAN, NAN},             {"log", log, 1e-40f, -INFINITY},
   };
   for (const auto& it : limits) {
     const float y = lane_of(it.f, it.x);
@@ -129,7 +134,7 @@ static void tiny_numbers_count_as_nothing_only_for_a_while() {
 }
 
 static void test_vectors() {
-  exponentials_and_tanh_are_right_to_a_few_roundings();
+  functions_are_right_to_a_few_roundings();
   functions_know_their_limits();
   a_not_a_number_decides_what_is_larger_and_smaller();
   what_moves_numbers_keeps_their_bits();

@@ -104,10 +104,11 @@ def dense(spec: Spec, inputs: Inputs, rows: range, precision: torch.dtype) -> tu
     found = block(spec, inputs, positions, q, k, finite, guarded=True)
     seen = None if finite else found.scores != -torch.inf
     parameter = parameter_of(spec, inputs, positions, precision)
-    weights, statistic = spec.normaliser.dense(found.scores, parameter)
+    normaliser, scores = spec.normaliser, found.scores
+    weights, statistic = normaliser.dense(scores) if parameter is None else normaliser.dense(scores, parameter)
     if seen is not None:
         weights = torch.where(seen, weights, 0.0)  # a row that is NaN has no zeros of its own
-        if isinstance(spec.normaliser, Thresholded):
+        if isinstance(normaliser, Thresholded):
             seen = seen & (weights != 0.0)  # what lies below the level is hidden
     if spec.dropout:
         gone = dropped(inputs.seed, spec.dropout, positions)

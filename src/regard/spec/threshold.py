@@ -81,9 +81,8 @@ class Entmax(Thresholded):
         close = 4 * torch.finfo(scores.dtype).eps
         moves = torch.ones_like(tau, dtype=torch.bool)
         for _ in range(STEPS):
-            step = torch.where(
-                moves, _step(scores, tau, parameter), 0.0
-            )  # no row waits for another, or its bits change
+            step = _step(scores, tau, parameter)
+            step = torch.where(moves, step, 0.0)  # no row waits for another, or its bits would change
             tau = tau + step
             moves = step > close * tau.abs().clamp(min=1.0)
             if not bool(moves.any()):

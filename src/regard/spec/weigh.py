@@ -114,8 +114,8 @@ def sparsemax() -> Weigh:
 
     >>> import regard
     >>> one, scores = torch.eye(1), torch.tensor([[-2.0], [0.0], [0.5]])
-    >>> regard.attend(one, scores, scores, score=regard.score.dot(), weigh=sparsemax()).weights[0].tolist()
-    [0.0, 0.25, 0.75]
+    >>> regard.attend(one, scores, scores, score=regard.score.dot(), weigh=sparsemax()).weights[0]
+    tensor([0.0000, 0.2500, 0.7500])
     """
     return Weigh(Entmax(constant(1.0)), "sparsemax")
 
