@@ -37,6 +37,11 @@ def options(name: str, n: int) -> dict[str, Any]:
         "sink": lambda: dict(weigh=weigh.sink(torch.zeros(1, requires_grad=True))),
         "sigmoid": lambda: dict(weigh=weigh.sigmoid(-5.0)),
         "relu": lambda: dict(weigh=weigh.relu()),
+        "sparsemax": lambda: dict(weigh=weigh.sparsemax()),
+        "entmax": lambda: dict(weigh=weigh.entmax(torch.full((1,), 1.2, requires_grad=True))),
+        "top": lambda: dict(weigh=weigh.top(8)),
+        "argmax": lambda: dict(weigh=weigh.argmax()),
+        "sinkhorn": lambda: dict(weigh=weigh.sinkhorn(2)),
     }[name]()
 
 

@@ -32,6 +32,11 @@ CASES = [
     "sink",
     "sigmoid",
     "relu",
+    "sparsemax",
+    "entmax",
+    "top",
+    "argmax",
+    "sinkhorn",
     "measure",
 ]
 

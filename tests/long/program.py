@@ -151,8 +151,9 @@ def entmax(n: int, alpha: float, equal: bool) -> dict[str, float]:
         of_weights = v.sum(1)  # the gradient that arrives is 1 everywhere
         of_scores = slopes * (of_weights - slopes @ of_weights / slopes.sum())
         errors_forward.append(float((kept[0][0, 0, i] - weights @ v).abs().max()))
-        errors_backward.append(float((leaves[0].grad[0, 0, i] - of_scores @ k / math.sqrt(WIDTH)).abs().max()))
-    return found | {"error": max(errors_forward), "gradient_error": max(errors_backward)}
+        expected = of_scores @ k / math.sqrt(WIDTH)
+        errors_backward.append(float((leaves[0].grad[0, 0, i] - expected).abs().max() / expected.abs().max()))
+    return found | {"error": max(errors_forward), "relative_gradient_error": max(errors_backward)}
 
 
 def sinkhorn(n: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from regard.spec.spec import Inputs, Spec
 from regard.spec.term import Term, lookup, substitute, variable
 from regard.spec.threshold import Argmax, Entmax, Thresholded
 
-NUMBERS = 2**21  # of scores at a time
+NUMBERS = 2**20  # of scores at a time
 
 Find = Callable[[Spec, Inputs], Tensor]
 Asked = tuple[Spec, Inputs]
