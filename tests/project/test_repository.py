@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 LARGEST = 1_000_000
 MACHINE = re.compile(r"(?<![\w.~-])/(?:farm|home|opt|root|tmp|work)(?![\w-])")
-PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9][0-9.]*)")
+PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9][0-9.]*(?:post[0-9]+)?)")
 VENDOR = re.compile("nvidia-|cuda-|triton")  # builds of torch for an accelerator bring them
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`\n]*`")
