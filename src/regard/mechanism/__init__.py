@@ -1,0 +1,1 @@
+"""Mechanisms that are more than one call of `attention`."""
