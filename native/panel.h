@@ -150,9 +150,7 @@ static void weighted_sums(const float* weights, const float* values, int64_t val
                           const Vec (&shrink)[N], float* sums, int64_t sums_row, const Soon& soon = {}) {
   in_blocks<rows_beside(N)>(0, width, [&](auto rows, int64_t c) __attribute__((always_inline)) {
     constexpr int M = decltype(rows)::value;
-    Vec block[M][N];
-    REGARD_UNROLL for (int i = 0; i < M; ++i)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) block[i][j] = load(sums + (c + i) * sums_row + j * LANES) * shrink[j];
+    Vec block[M][N] = {};  // sums of sums: rounding grows with their lengths
     if (SOON && c % LINE == 0) {  // a line of each row
       multiply(block, values + c, 1, value_row, weights, N * LANES, count,
                [&](int64_t t) REGARD_AT_ONCE { soon.ask(t, c); });
@@ -160,7 +158,10 @@ static void weighted_sums(const float* weights, const float* values, int64_t val
       multiply<M, N>(block, values + c, 1, value_row, weights, N * LANES, count);
     }
     REGARD_UNROLL for (int i = 0; i < M; ++i)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) store(sums + (c + i) * sums_row + j * LANES, block[i][j]);
+      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+        float* place = sums + (c + i) * sums_row + j * LANES;
+        store(place, fma(load(place), shrink[j], block[i][j]));
+      }
   });
 }
 

@@ -85,7 +85,7 @@ def test_lse_with_a_sink_is_the_one_without_it(engine):
 def test_weighings_without_a_row_statistic_say_so_when_lse_is_asked_for(engine, weighing, name):
     found = regard.attend(*inputs(), weigh=weighing, engine=engine)
 
-    with pytest.raises(SpecError, match=f"lse must come from softmax or a sink; {name} weighs each pair for itself"):
+    with pytest.raises(SpecError, match=f"lse must come from softmax or a sink; {name} has no row statistic"):
         _ = found.lse
 
 

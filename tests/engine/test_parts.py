@@ -10,7 +10,7 @@ from regard import mask, measure, score, weigh
 from regard.attention import TILED
 from regard.engine.gradient import run
 from regard.engine.native import Build, Native, builds
-from regard.engine.parts import PartsByTorch
+from regard.engine.parts import Matrix, PartsByTorch
 from regard.plan.blocks import blocks, strips
 from regard.spec.read import read
 
@@ -46,7 +46,7 @@ def test_a_part_is_what_torch_makes_of_it(build: Build, name: str, dtype: torch.
 
     ours = engine.parts(spec, inputs, engine.tiles(spec), lse)
     assert ours is not None
-    theirs = PartsByTorch(spec, inputs, ours.tiles, lse)
+    theirs = PartsByTorch(Matrix(spec, inputs, lse), ours.tiles)
     pairs = 0
     for strip in strips(spec, blocks(spec, inputs.tensors, inputs.start, ours.tiles), ours.tiles):
         for keys, full in strip.keys:
