@@ -10,7 +10,7 @@ from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
 from regard.integrations.torch_sdpa import replacing_sdpa, scaled_dot_product_attention
 from regard.packed import attention_packed
-from regard.spec import mask, score, weigh
+from regard.spec import feature, mask, score, weigh
 
 __all__ = [
     "attend",
@@ -20,6 +20,7 @@ __all__ = [
     "engines",
     "errors",
     "explain",
+    "feature",
     "mask",
     "measure",
     "merge",

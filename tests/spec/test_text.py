@@ -336,3 +336,15 @@ def test_an_absolute_value_within_an_absolute_value_can_be_read() -> None:
     assert text(apply("abs", inner)) == "||i - 3| - j|"
     assert bars_as_calls("||i - 3| - j|") == "abs(abs(i - 3) - j)"
     assert bars_as_calls("|i| | |j|") == "abs(i) | abs(j)"
+
+
+def test_a_part_that_a_large_formula_holds_often_is_written_once() -> None:
+    x = variable("i")
+    for _ in range(14):  # written out, this would be millions of letters
+        x = apply("add", x, apply("mul", x, x))
+
+    written = text(x)
+
+    assert len(written) < 2000
+    assert written.startswith("x13 + x13 * x13 where x1 = i + i * i, x2 = x1 + x1 * x1, ")
+    assert latex(x).startswith(r"x13 + x13 \, x13 \text{ where } x1 = i + i \, i, ")

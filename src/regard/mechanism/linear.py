@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.mechanism.feature import FeatureMap, elu
+from regard.spec.feature import FeatureMap, Rows, as_features
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +38,16 @@ def linear_attention(
     k: Tensor,
     v: Tensor,
     *,
-    features: FeatureMap | None = None,
+    features: FeatureMap | Rows | None = None,
     causal: bool = False,
     method: str = "chunks",
     chunk: int = 64,
 ) -> Tensor:
-    """o_i = sum_j w_ij v_j / sum_j w_ij with w_ij = φ(q_i)·φ(k_j).
+    """o_i = sum_j w_ij v_j / sum_j w_ij with w_ij = φ(q_i)·φ(k_j); the same as `weigh.kernel`, in linear time.
 
-    q is (..., heads, n_q, width), k and v (..., key heads, n_k, width). With `causal` a query sees the keys up to its
-    own position, which is the last one for the last query. A query whose weights are all 0 gets 0.
+    `features` is one of `regard.feature`, or a function of rows; None is elu. q is (..., heads, n_q, width), k and v
+    (..., key heads, n_k, width). With `causal` a query sees the keys up to its own position, which is the last one for
+    the last query. A query whose weights are all 0 gets 0.
 
     >>> x = torch.randn(2, 100, 8)
     >>> linear_attention(x, x, x, causal=True).shape
@@ -56,30 +57,30 @@ def linear_attention(
         raise SpecError(f"method must be one of {', '.join(WAYS)}; got {method!r}.")
     if chunk < 1:
         raise SpecError(f"a chunk must hold at least 1 key; got {chunk}.")
-    features = features or elu()
+    phi = as_features(features)
     k, v = _for_each_head(q, k, v)
     n_q, n_k = q.shape[-2], k.shape[-2]
     start = n_k - n_q
     if causal and start < 0:
         raise SpecError(f"causal queries must be no more than the keys; got {n_q} queries and {n_k} keys.")
     at = torch.arange(max(n_q, n_k), device=q.device)
-    queries = features.of_queries(q, at[:n_q] + (start if start > 0 else 0))
-    keys = features.of_keys(k, at[:n_k])
+    queries = phi.turned(phi.of_queries(q), at[:n_q] + max(start, 0))
+    keys = phi.turned(phi.of_keys(k), at[:n_k])
     if not causal:
         return _quadratic(queries, keys, v, None) if method == "quadratic" else _state_of(keys, v).seen_by(queries)
     return WAYS[method](queries, keys, v, chunk)
 
 
 def linear_step(
-    q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None, *, features: FeatureMap | None = None
+    q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None, *, features: FeatureMap | Rows | None = None
 ) -> tuple[Tensor, LinearState]:
     """One key, value and query more: what the query gets, and the state after them. Shapes (..., heads, 1, width)."""
-    features = features or elu()
+    phi = as_features(features)
     k, v = _for_each_head(q, k, v)
     at = torch.full((1,), 0 if state is None else state.length, device=q.device)
-    keys = features.of_keys(k, at)
+    keys = phi.turned(phi.of_keys(k), at)
     after = _state_of(keys, v) if state is None else state.after(keys, v)
-    return after.seen_by(features.of_queries(q, at)), after
+    return after.seen_by(phi.turned(phi.of_queries(q), at)), after
 
 
 def _for_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,52 +1,145 @@
-"""Feature maps: weights φ(q_i)·φ(k_j) that are never negative, so that one sum over keys serves every query."""
+"""Feature maps: weights φ(q_i)·φ(k_j) that are never negative, so that one sum over keys can serve every query."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.spec.named import named, unnamed
+from regard.spec.precision import fine
+from regard.spec.score import Prepared, Score
 
-Rows = Callable[[Tensor, Tensor], Tensor]
+Rows = Callable[[Tensor], Tensor]
+
+
+class FeatureMap(ABC):
+    """φ for keys and, where that differs, for queries: functions of rows (..., length, width).
+
+    A map that `weighs_distance` as well says how twice: `turned` puts positions into the features, and `beside` is what
+    the product of two plain ones is multiplied with then.
+    """
+
+    formula: ClassVar[str]
+    weighs_distance: ClassVar[bool] = False
+    named: ClassVar[Any] = None  # what it was made by; see `spec/named.py`
+
+    @abstractmethod
+    def of_keys(self, x: Tensor) -> Tensor: ...
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        return self.of_keys(x)
+
+    def turned(self, features: Tensor, at: Tensor) -> Tensor:
+        """Features that stand at the positions `at`, (length,)."""
+        return features
+
+    def beside(self, distance: Any) -> Any:
+        """The factor of a weight at p - j."""
+        raise NotImplementedError(f"the weights of {type(self).__name__} do not depend on the distance")
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureMap:
-    """φ for queries and for keys: functions of rows (..., length, width) and the positions (length,) they stand at."""
+class Elu(FeatureMap):
+    formula: ClassVar[str] = "φ(x) = elu(x) + 1"
 
-    name: str
-    formula: str
-    of_queries: Rows
-    of_keys: Rows
+    def of_keys(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.elu(x) + 1.0
 
 
+@dataclass(frozen=True, eq=False)
+class Relu(FeatureMap):
+    formula: ClassVar[str] = "φ(x) = max(x, 0)"
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Cosformer(FeatureMap):
+    length: int
+    formula: ClassVar[str] = "φ(x_i) = max(x, 0) (cos πi/2M, sin πi/2M)"
+    weighs_distance: ClassVar[bool] = True
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+    def turned(self, features: Tensor, at: Tensor) -> Tensor:
+        angles = (at.to(features.dtype) * (math.pi / (2 * self.length))).unsqueeze(-1)
+        return torch.cat((features * angles.cos(), features * angles.sin()), -1)
+
+    def beside(self, distance: Any) -> Any:
+        # a tensor, since numbers in rules are float32
+        return torch.cos(distance * torch.tensor(math.pi / (2 * self.length), dtype=torch.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Favor(FeatureMap):
+    directions: Tensor
+    hyperbolic: bool
+    formula: ClassVar[str] = "φ(x) = exp(ω·x - |x|²/2) / √m"
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        return torch.exp(self._exponents(x)) / self._norm
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        found = self._exponents(x)
+        # a factor of a whole row cancels, and this one keeps long queries from weighing 0
+        return torch.exp(found - found.detach().amax(-1, keepdim=True)) / self._norm
+
+    def _exponents(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.directions.shape[-1]:
+            raise SpecError(
+                f"favor must have been made for the width of q and k; got features of width "
+                f"{self.directions.shape[-1]} and rows of width {x.shape[-1]}."
+            )
+        x = x / x.shape[-1] ** 0.25
+        along = x @ self.directions.to(x).mT
+        both = torch.cat((along, -along), -1) if self.hyperbolic else along
+        return both - x.square().sum(-1, keepdim=True) / 2.0
+
+    @property
+    def _norm(self) -> float:
+        return math.sqrt(len(self.directions) * (2 if self.hyperbolic else 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Given(FeatureMap):
+    function: Rows
+    formula: ClassVar[str] = "φ(x) as given"
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@named
 def elu() -> FeatureMap:
     """elu(x) + 1, the first one used (Katharopoulos and others, 2020)."""
-    return _same("elu", "φ(x) = elu(x) + 1", lambda x, at: torch.nn.functional.elu(x) + 1.0)
+    return Elu()
 
 
+@named
 def relu() -> FeatureMap:
     """max(x, 0): a query may see nothing, and gets 0 then."""
-    return _same("relu", "φ(x) = max(x, 0)", lambda x, at: torch.relu(x))
+    return Relu()
 
 
+@named
 def cosformer(length: int) -> FeatureMap:
     """max(x, 0), turned with the position: w_ij = relu(q_i)·relu(k_j) cos(π (i - j) / 2M), with M the length.
 
-    Nearer is better. No two positions may lie M or more apart (Qin and others, 2022).
+    Nearer is better. No two positions may lie more than M apart (Qin and others, 2022).
     """
     if length < 1:
         raise SpecError(f"cosformer must know a length of at least 1; got {length}.")
-
-    def turned(x: Tensor, at: Tensor) -> Tensor:
-        angles = (at.to(x.dtype) + 1.0).unsqueeze(-1) * (math.pi / (2 * length))
-        return torch.cat((torch.relu(x) * angles.cos(), torch.relu(x) * angles.sin()), -1)
-
-    return _same("cosformer", "φ(x_i) = max(x, 0) (cos πi/2M, sin πi/2M)", turned)
+    return Cosformer(length)
 
 
+@named
 def favor(width: int, features: int | None = None, *, seed: int = 0, hyperbolic: bool = False) -> FeatureMap:
     """Random features whose product is exp(q·k/√d) on average, and never negative (Choromanski and others, 2021).
 
@@ -57,24 +150,7 @@ def favor(width: int, features: int | None = None, *, seed: int = 0, hyperbolic:
     count = max(1, round(width * math.log(max(width, 2)))) if features is None else features
     if width < 1 or count < 1:
         raise SpecError(f"favor must have a width and features of at least 1; got {width} and {count}.")
-    directions = orthogonal(width, count, torch.Generator().manual_seed(seed))
-
-    def exponents(x: Tensor) -> Tensor:
-        x = x / width**0.25
-        along = x @ directions.to(x).mT
-        both = torch.cat((along, -along), -1) if hyperbolic else along
-        return both - x.square().sum(-1, keepdim=True) / 2.0
-
-    norm = math.sqrt(2 * count if hyperbolic else count)
-
-    def of_queries(x: Tensor, at: Tensor) -> Tensor:
-        found = exponents(x)
-        # a factor of a whole row cancels, and this one keeps long queries from weighing 0
-        return torch.exp(found - found.detach().amax(-1, keepdim=True)) / norm
-
-    return FeatureMap(
-        "favor", "φ(x) = exp(ω·x - |x|²/2) / √m", of_queries, lambda x, at: torch.exp(exponents(x)) / norm
-    )
+    return Favor(orthogonal(width, count, torch.Generator().manual_seed(seed)), hyperbolic)
 
 
 def orthogonal(width: int, count: int, numbers: torch.Generator) -> Tensor:
@@ -90,5 +166,31 @@ def orthogonal(width: int, count: int, numbers: torch.Generator) -> Tensor:
     return torch.cat(blocks) * lengths
 
 
-def _same(name: str, formula: str, rows: Rows) -> FeatureMap:
-    return FeatureMap(name, formula, rows, rows)
+def as_features(value: Any) -> FeatureMap:
+    """A feature map from one, or from a function of rows; None is elu."""
+    value = unnamed(value)
+    if value is None:
+        return Elu()
+    if isinstance(value, FeatureMap):
+        return value
+    if callable(value):
+        return Given(value)
+    raise SpecError(
+        f"features must be one of regard.feature's or a function of rows, never negative; got {type(value).__name__}."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel(Score):
+    """φ(q)·φ(k), a product like any other."""
+
+    features: FeatureMap = None  # type: ignore[assignment]  # always given
+
+    def prepare(self, q: Tensor, k: Tensor) -> Prepared:
+        return Prepared(self.features.of_queries(fine(q)), self.features.of_keys(fine(k)))
+
+    def prepared_width(self, width: int) -> int:
+        return int(self.features.of_keys(torch.empty(1, 1, 0, width)).shape[-1])
+
+    def formula(self) -> str:
+        return "φ(q)·φ(k)"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.errors import SpecError
 from regard.spec.array import as_tensor, over_pairs
+from regard.spec.feature import Kernel
 from regard.spec.finite import shielded
 from regard.spec.formula import Formula, Start, gather
 from regard.spec.mask import Mask, as_mask
@@ -94,7 +95,8 @@ def _asked(
     dropout: float,
     start: Any,
 ) -> _Asked:
-    score, weigh, mask = as_score(score), as_weigh(weigh), None if mask is None else as_mask(mask)
+    weigh, mask = as_weigh(weigh), None if mask is None else as_mask(mask)
+    score = _scored(score, weigh)
     begin = _start(start, lengths, device)
     formula, rule_term, mask_term, parameter = _together(_whole_rule(score.rule, weigh.rule), mask, weigh.parameter)
     score.check(*widths[:2])
@@ -123,6 +125,18 @@ def _asked(
         formula=_formula(score.formula(), rule_term, mask_term, formula.names, weigh.formula),
     )
     return _Asked(spec, score, weigh, formula, begin)
+
+
+def _scored(score: Any, weigh: Weigh) -> Score:
+    found = as_score(score)
+    if weigh.features is None:
+        return found
+    if type(found) is not ScaledDot or found.rule is not None or found.scale is not None:
+        raise SpecError(
+            f"weigh.kernel makes its own scores, φ(q)·φ(k), so score must be left out; got {type(found).__name__} with "
+            f"{'a rule' if found.rule is not None else 'no rule'}. A mask may be given."
+        )
+    return Kernel(features=weigh.features)
 
 
 _asked_again = lru_cache(maxsize=64)(_asked)

@@ -1,5 +1,6 @@
 """Reading a term: as plain text and as LaTeX."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from regard.spec.term import Term, slot_of, walk
@@ -33,6 +34,8 @@ _INFIX: dict[str, tuple[int, str, str]] = {
 _LATEX_NAMES = {"n_q": "n_q", "n_k": "n_k", "minimum": r"\min", "maximum": r"\max", "sigmoid": r"\sigma"}
 _TEXT_NAMES = {"minimum": "min", "maximum": "max", "to_int": "int", "to_float": "float"}
 
+LARGEST = 200  # operations in a formula that is written out; in a larger one, parts that occur twice get names
+
 Writer = Callable[[Term, list[tuple[str, int]], Sequence[str]], tuple[str, int]]
 
 
@@ -43,7 +46,8 @@ def text(term: Term, names: Sequence[str] = ()) -> str:
     >>> text(apply("le", variable("j"), variable("p")))
     'j <= p'
     """
-    return _write(term, names, _as_text)
+    whole, parts = _write(term, names, _as_text)
+    return whole if not parts else f"{whole} where {', '.join(f'x{n} = {part}' for n, part in parts)}"
 
 
 def latex(term: Term, names: Sequence[str] = ()) -> str:
@@ -53,14 +57,31 @@ def latex(term: Term, names: Sequence[str] = ()) -> str:
     >>> latex(apply("le", variable("j"), variable("p")))
     'j \\leq p'
     """
-    return _write(term, names, _as_latex)
+    whole, parts = _write(term, names, _as_latex)
+    return whole if not parts else rf"{whole} \text{{ where }} {', '.join(f'x{n} = {part}' for n, part in parts)}"
 
 
-def _write(term: Term, names: Sequence[str], writer: Writer) -> str:
+def _write(term: Term, names: Sequence[str], writer: Writer) -> tuple[str, list[tuple[int, str]]]:
+    """The formula, and the parts of it that it calls x1, x2 and so on."""
+    shared = _shared(term)
+    parts: list[tuple[int, str]] = []
     done: dict[Term, tuple[str, int]] = {}
     for node in walk(term):
         done[node] = writer(node, [done[a] for a in node.args], names)
-    return done[term][0]
+        if node in shared:
+            parts.append((len(parts) + 1, done[node][0]))
+            done[node] = f"x{len(parts)}", _TIGHT
+    return done[term][0], parts
+
+
+def _shared(term: Term) -> set[Term]:
+    """What occurs more than once in a large formula: written out, it would stand there anew with all that it holds."""
+    size: dict[Term, int] = {}
+    uses: Counter[Term] = Counter()
+    for node in walk(term):
+        size[node] = 1 + sum(size[a] for a in node.args)
+        uses.update(node.args)
+    return set() if size[term] <= LARGEST else {node for node, count in uses.items() if count > 1 and size[node] > 3}
 
 
 def _bracket(written: tuple[str, int], least: int) -> str:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.spec.feature import FeatureMap, Rows, as_features
 from regard.spec.fit import one_each
 from regard.spec.formula import Check, Formula, Start, written
 from regard.spec.named import named, unnamed
+from regard.spec.noise import uniform
 from regard.spec.normaliser import Normaliser, Relu, Sigmoid, Softmax
 from regard.spec.regions import Lengths
 from regard.spec.rule import Rule, written_rule
@@ -24,9 +26,10 @@ Factor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 class Weigh:
     """How a row of scores becomes weights.
 
-    `rule` changes the scores first; the `normaliser` runs in the engine, and depends on `parameter` if that is given;
-    with several `iterations` columns are normalised in turn with the rows; `factor(statistic, n_k)` scales each row's
-    weights afterwards: a number, or (batch, heads, n_q). `checks` refuse lengths that its tensors do not fit.
+    `features` make the scores, if they are given; `rule` changes the scores; the `normaliser` runs in the engine, and
+    depends on `parameter` if that is given; with several `iterations` columns are normalised in turn with the rows;
+    `factor(statistic, n_k)` scales each row's weights afterwards: a number, or (batch, heads, n_q). `checks` refuse
+    lengths that its tensors do not fit.
     """
 
     normaliser: Normaliser
@@ -36,6 +39,7 @@ class Weigh:
     iterations: int = 1
     factor: Factor | None = None
     checks: tuple[Check, ...] = ()
+    features: FeatureMap | None = None
     named: ClassVar[Any] = None  # what it was made by; see `spec/named.py`
 
     def check(self, lengths: Lengths, start: Start) -> None:
@@ -175,6 +179,39 @@ def argmax() -> Weigh:
     Gradients pass straight through: those of v see these weights, those of the scores see softmax's.
     """
     return Weigh(Argmax(), "argmax")
+
+
+@named
+def gumbel(temperature: float = 1.0, *, seed: int = 0, hard: bool = True) -> Weigh:
+    """One key drawn for each query, with the probabilities of softmax: the largest score after noise.
+
+    The noise -log(-log u) is a function of the seed and the position alone. All weight lies on the key drawn; gradients
+    pass straight through, as softmax's of the noisy scores over `temperature`. Without `hard` the weights are that
+    softmax itself (Jang and others, Maddison and others, 2017).
+    """
+    if not temperature > 0:
+        raise SpecError(f"temperature must be greater than 0; got {temperature}.")
+    rule = written_rule(
+        lambda s, b, h, i, j: (s - torch.log(-torch.log(uniform(seed, b, h, i, j)))) / temperature,
+        *("s", "b", "h", "i", "j"),
+    )
+    return Weigh(Argmax() if hard else Softmax(), "gumbel argmax" if hard else "gumbel softmax", rule)
+
+
+@named
+def kernel(features: FeatureMap | Rows | None = None) -> Weigh:
+    """φ(q)·φ(k) over the row's sum: the weights of linear attention, under any mask.
+
+    `features` is one of `regard.feature`, or a function of rows that is never negative; None is elu. It takes the
+    place of a score. Since φ(q)·φ(k) is exp of its logarithm, this is softmax of log φ(q)·φ(k), and `lse` the logarithm
+    of the row's sum. `regard.mechanism.linear` gives the same answer in linear time, for causal masks or none.
+    """
+    phi = as_features(features)
+    if phi.weighs_distance:
+        rule = written_rule(lambda s, p, j: torch.log(s * phi.beside(p - j)), "s", "p", "j", names=("angle",))
+    else:
+        rule = written_rule(torch.log, "s")
+    return Weigh(Softmax(), "softmax", rule, features=phi)
 
 
 @named
