@@ -9,13 +9,17 @@ from regard import operators as operators  # graphs need them registered
 from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
 from regard.integrations.torch_sdpa import replacing_sdpa, scaled_dot_product_attention
+from regard.mechanism.compare import compare
 from regard.packed import attention_packed
+from regard.result import Attended
 from regard.spec import feature, mask, score, weigh
 
 __all__ = [
+    "Attended",
     "attend",
     "attention",
     "attention_packed",
+    "compare",
     "cost",
     "engines",
     "errors",

@@ -7,6 +7,7 @@ from torch.autograd import gradcheck
 
 from regard import feature
 from regard.errors import SpecError
+from regard.mechanism import linear
 from regard.mechanism.linear import linear_attention, linear_step
 from regard.spec.feature import FeatureMap
 
@@ -64,6 +65,21 @@ def test_chunks_of_any_size_agree_with_the_definition(n: int, chunk: int) -> Non
 
 
 @every_map
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("method", ["chunks", "recurrence"])
+def test_stretches_of_any_size_agree_with_the_definition(
+    name: str, causal: bool, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = numbers(33, 50)
+    monkeypatch.setattr(linear, "STRETCH", 24 * 8)  # eight rows at a time
+
+    found = linear_attention(q, k, v, features=MAPS[name], causal=causal, method=method, chunk=4)
+
+    expected = linear_attention(q, k, v, features=MAPS[name], causal=causal, method="quadratic")
+    torch.testing.assert_close(found, expected)
+
+
+@every_map
 def test_a_state_of_constant_size_continues_where_it_was(name: str) -> None:
     q, k, v = numbers(30, 30)
     state, outputs = None, []
@@ -73,7 +89,7 @@ def test_a_state_of_constant_size_continues_where_it_was(name: str) -> None:
         outputs.append(output)
 
     assert state is not None and state.length == 30
-    assert state.sums.numel() == 2 * 2 * MAPS[name].turned(MAPS[name].of_keys(k), torch.arange(30)).shape[-1] * 5
+    assert state.sums.numel() == 2 * 2 * MAPS[name].turned(MAPS[name].of_keys(k), torch.arange(30)).shape[-1] * (5 + 1)
     expected = linear_attention(q, k, v, features=MAPS[name], causal=True)
     torch.testing.assert_close(torch.cat(outputs, -2), expected)
 

@@ -1,4 +1,4 @@
-"""Pictures of masks and of attention weights: arrays in, a matplotlib figure out.
+"""Pictures of masks, of attention weights and of comparisons: arrays in, a matplotlib figure out.
 
 Nothing is measured here: a map of a long sequence is drawn from what `measure.pool` found. matplotlib is asked for
 when something is drawn, and comes with `pip install 'regard[draw]'`.
@@ -9,7 +9,8 @@ when something is drawn, and comes with `pip install 'regard[draw]'`.
 'key'
 """
 
+from regard.draw.comparison import comparison
 from regard.draw.maps import weights
 from regard.draw.masks import mask
 
-__all__ = ["mask", "weights"]
+__all__ = ["comparison", "mask", "weights"]

@@ -3,10 +3,11 @@
     o_i = φ(q_i)·S_i / φ(q_i)·z_i,      S_i = sum φ(k_j) v_j',   z_i = sum φ(k_j)     over the keys that i sees
 
 Three ways give the same numbers: `quadratic` is the definition, with every weight; `recurrence` takes one key after
-another, as a decoder does; `chunks` takes many at once and multiplies matrices.
+another, as a decoder does; `chunks` takes many at once and multiplies matrices, a stretch of rows after another, so that
+what it makes on the way stays in the caches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,22 +16,28 @@ from torch import Tensor
 from regard.errors import SpecError
 from regard.spec.feature import FeatureMap, Rows, as_features
 
+STRETCH = 2**18  # numbers of q at a time
+
 
 @dataclass(frozen=True, eq=False)
 class LinearState:
-    """All that is kept of the keys so far, however many: S (..., features, value width), z (..., features)."""
+    """All that is kept of the keys so far, however many: (..., features, value width + 1), S with z as its last column."""
 
     sums: Tensor
-    totals: Tensor
     length: int
+
+    @property
+    def totals(self) -> Tensor:
+        """z, (..., features)."""
+        return self.sums[..., -1]
 
     def after(self, keys: Tensor, v: Tensor) -> "LinearState":
         """The state when these keys, as features, and their values have come."""
-        return LinearState(self.sums + keys.mT @ v, self.totals + keys.sum(-2), self.length + keys.shape[-2])
+        return LinearState(self.sums + keys.mT @ _and_ones(v), self.length + keys.shape[-2])
 
     def seen_by(self, queries: Tensor) -> Tensor:
         """What queries, as features, get that see all of it."""
-        return _shared(queries @ self.sums, queries @ self.totals.unsqueeze(-1))
+        return _shared(queries @ self.sums)
 
 
 def linear_attention(
@@ -53,8 +60,8 @@ def linear_attention(
     >>> linear_attention(x, x, x, causal=True).shape
     torch.Size([2, 100, 8])
     """
-    if method not in WAYS:
-        raise SpecError(f"method must be one of {', '.join(WAYS)}; got {method!r}.")
+    if method not in METHODS:
+        raise SpecError(f"method must be one of {', '.join(METHODS)}; got {method!r}.")
     if chunk < 1:
         raise SpecError(f"a chunk must hold at least 1 key; got {chunk}.")
     phi = as_features(features)
@@ -63,12 +70,23 @@ def linear_attention(
     start = n_k - n_q
     if causal and start < 0:
         raise SpecError(f"causal queries must be no more than the keys; got {n_q} queries and {n_k} keys.")
-    at = torch.arange(max(n_q, n_k), device=q.device)
-    queries = phi.turned(phi.of_queries(q), at[:n_q] + max(start, 0))
-    keys = phi.turned(phi.of_keys(k), at[:n_k])
-    if not causal:
-        return _quadratic(queries, keys, v, None) if method == "quadratic" else _state_of(keys, v).seen_by(queries)
-    return WAYS[method](queries, keys, v, chunk)
+    if method == "quadratic":
+        return _quadratic(_queries(phi, q, max(start, 0)), _keys(phi, k, 0), v, causal)
+    rows = max(chunk, STRETCH // max(1, q[..., :1, :].numel()) // chunk * chunk)
+    first = start if causal else n_k
+    state = LinearState(_nothing(phi, k, v), 0)
+    for here in _stretches(0, first, rows):
+        state = state.after(_keys(phi, k[..., here, :], here.start), v[..., here, :])
+    outputs = [v.new_zeros((*q.shape[:-2], 0, v.shape[-1]))]
+    for here in _stretches(0, n_q, rows):
+        queries = _queries(phi, q[..., here, :], max(start, 0) + here.start)
+        if not causal:
+            outputs.append(state.seen_by(queries))
+            continue
+        there = slice(start + here.start, start + here.stop)
+        output, state = WAYS[method](state, queries, _keys(phi, k[..., there, :], there.start), v[..., there, :], chunk)
+        outputs.append(output)
+    return torch.cat(outputs, -2)
 
 
 def linear_step(
@@ -77,10 +95,10 @@ def linear_step(
     """One key, value and query more: what the query gets, and the state after them. Shapes (..., heads, 1, width)."""
     phi = as_features(features)
     k, v = _for_each_head(q, k, v)
-    at = torch.full((1,), 0 if state is None else state.length, device=q.device)
-    keys = phi.turned(phi.of_keys(k), at)
-    after = _state_of(keys, v) if state is None else state.after(keys, v)
-    return after.seen_by(phi.turned(phi.of_queries(q), at)), after
+    if state is None:
+        state = LinearState(_nothing(phi, k, v), 0)
+    after = state.after(_keys(phi, k, state.length), v)
+    return after.seen_by(_queries(phi, q, state.length)), after
 
 
 def _for_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,62 +113,70 @@ def _for_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.repeat_interleave(group, dim=-3), v.repeat_interleave(group, dim=-3)
 
 
-def _state_of(keys: Tensor, v: Tensor) -> LinearState:
-    return LinearState(keys.mT @ v, keys.sum(-2), keys.shape[-2])
+def _queries(phi: FeatureMap, q: Tensor, first: int) -> Tensor:
+    """The features of queries of which the first one stands at `first`."""
+    return phi.turned(phi.of_queries(q), torch.arange(first, first + q.shape[-2], device=q.device))
 
 
-def _shared(sums: Tensor, totals: Tensor) -> Tensor:
+def _keys(phi: FeatureMap, k: Tensor, first: int) -> Tensor:
+    return phi.turned(phi.of_keys(k), torch.arange(first, first + k.shape[-2], device=k.device))
+
+
+def _nothing(phi: FeatureMap, k: Tensor, v: Tensor) -> Tensor:
+    """The state before any key."""
+    return _keys(phi, k[..., :0, :], 0).mT @ _and_ones(v[..., :0, :])
+
+
+def _stretches(first: int, last: int, rows: int) -> Iterator[slice]:
+    return (slice(at, min(last, at + rows)) for at in range(first, last, rows))
+
+
+def _and_ones(v: Tensor) -> Tensor:
+    """With one more column, whose weighted sum is that of the weights."""
+    return torch.nn.functional.pad(v, (0, 1), value=1.0)
+
+
+def _shared(sums: Tensor) -> Tensor:
+    """Sums over the last of them, that of the weights; 0 where they are all 0."""
+    totals = sums[..., -1:]
     nothing = totals == 0.0
-    return torch.where(nothing, 0.0, sums / torch.where(nothing, 1.0, totals))
+    return torch.where(nothing, 0.0, sums[..., :-1] / torch.where(nothing, 1.0, totals))
 
 
-def _quadratic(queries: Tensor, keys: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+def _quadratic(queries: Tensor, keys: Tensor, v: Tensor, causal: bool) -> Tensor:
     weights = queries @ keys.mT
-    if seen is not None:
-        weights = torch.where(seen, weights, 0.0)
-    return _shared(weights @ v, weights.sum(-1, keepdim=True))
+    if causal:
+        weights = weights.tril(keys.shape[-2] - queries.shape[-2])
+    return _shared(weights @ _and_ones(v))
 
 
-def _causal_quadratic(queries: Tensor, keys: Tensor, v: Tensor, chunk: int) -> Tensor:
-    n_q, n_k = queries.shape[-2], keys.shape[-2]
-    seen = torch.ones(n_q, n_k, dtype=torch.bool, device=queries.device).tril(n_k - n_q)
-    return _quadratic(queries, keys, v, seen)
-
-
-def _causal_recurrence(queries: Tensor, keys: Tensor, v: Tensor, chunk: int) -> Tensor:
-    before = keys.shape[-2] - queries.shape[-2]
-    state = _state_of(keys[..., :before, :], v[..., :before, :])
-    outputs = [v.new_zeros((*queries.shape[:-2], 0, v.shape[-1]))]
+def _recurrence(state: LinearState, queries: Tensor, keys: Tensor, v: Tensor, chunk: int) -> tuple[Tensor, LinearState]:
+    outputs = []
     for i in range(queries.shape[-2]):
-        here = slice(before + i, before + i + 1)
+        here = slice(i, i + 1)
         state = state.after(keys[..., here, :], v[..., here, :])
-        outputs.append(state.seen_by(queries[..., i : i + 1, :]))
-    return torch.cat(outputs, -2)
+        outputs.append(state.seen_by(queries[..., here, :]))
+    return torch.cat(outputs, -2), state
 
 
-def _causal_chunks(queries: Tensor, keys: Tensor, v: Tensor, chunk: int) -> Tensor:
-    """What lies before a chunk comes by way of the state, what lies in it by weights; the sum of weights as one more
-    column of the values."""
-    n, before = queries.shape[-2], keys.shape[-2] - queries.shape[-2]
-    values = torch.cat((v, torch.ones_like(v[..., :1])), -1)
-    first = keys[..., :before, :].mT @ values[..., :before, :]
-    parts = [_in_chunks(x, chunk) for x in (queries, keys[..., before:, :], values[..., before:, :])]
-    inside = (parts[0] @ parts[1].mT).tril() @ parts[2]
-    sums = torch.cat((first.unsqueeze(-3), parts[1].mT @ parts[2]), -3)
-    earlier = sums.cumsum(-3)[..., :-1, :, :]
-    found = (inside + parts[0] @ earlier).flatten(-3, -2)[..., :n, :]
-    return _shared(found[..., :-1], found[..., -1:])
+def _chunks(state: LinearState, queries: Tensor, keys: Tensor, v: Tensor, chunk: int) -> tuple[Tensor, LinearState]:
+    """What lies before a chunk comes by way of the state, what lies in it by weights."""
+    q, k, values = (_in_chunks(x, chunk) for x in (queries, keys, _and_ones(v)))
+    inside = (q @ k.mT).tril_() @ values
+    sums = torch.cat((state.sums.unsqueeze(-3), k.mT @ values), -3).cumsum(-3)
+    found = (inside + q @ sums[..., :-1, :, :]).flatten(-3, -2)[..., : v.shape[-2], :]
+    return _shared(found), LinearState(sums[..., -1, :, :], state.length + v.shape[-2])
 
 
 def _in_chunks(x: Tensor, chunk: int) -> Tensor:
     """(..., n, width) as (..., chunks, chunk, width), with zeros behind the last row."""
     missing = -x.shape[-2] % chunk
-    whole = torch.nn.functional.pad(x, (0, 0, 0, missing))
-    return whole.reshape(*x.shape[:-2], -(-x.shape[-2] // chunk), chunk, x.shape[-1])
+    whole = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
+    return whole.unflatten(-2, (-1, chunk))
 
 
-WAYS: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
-    "chunks": _causal_chunks,
-    "recurrence": _causal_recurrence,
-    "quadratic": _causal_quadratic,
+WAYS: dict[str, Callable[[LinearState, Tensor, Tensor, Tensor, int], tuple[Tensor, LinearState]]] = {
+    "chunks": _chunks,
+    "recurrence": _recurrence,
 }
+METHODS = (*WAYS, "quadratic")

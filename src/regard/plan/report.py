@@ -75,8 +75,8 @@ def report(
     sizes = f"{spec.n_q} queries, {spec.n_k} keys, width {spec.width}, values {spec.value_width}"
     kind = str(spec.dtype).removeprefix("torch.") + ("" if spec.device == "meta" else f" on {spec.device}")
     share = f"{cost.visited / cost.pairs:.1%}" if cost.pairs else "none"
-    backward, second = _count(5 * cost.flops // 2, "FLOP"), _bytes(cost.second_order_memory)
-    memory = f"{_bytes(cost.bytes_moved)} moved, {_bytes(cost.extra_memory)} beyond inputs and output"
+    backward, second = _count(5 * cost.flops // 2, "FLOP"), in_bytes(cost.second_order_memory)
+    memory = f"{in_bytes(cost.bytes_moved)} moved, {in_bytes(cost.extra_memory)} beyond inputs and output"
     lines = [
         f"formula  {spec.formula}",
         f"shape    {heads}, {sizes}, {kind}",
@@ -111,8 +111,17 @@ def _count(number: int, unit: str) -> str:
     return f"{number} {unit}"
 
 
-def _bytes(number: int) -> str:
+def in_bytes(number: int) -> str:
+    """A number of bytes as people say it."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if number >= 1 << power:
             return f"{number / (1 << power):.3g} {unit}"
     return f"{number} B"
+
+
+def in_seconds(seconds: float) -> str:
+    """A time as people say it."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1.0:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
