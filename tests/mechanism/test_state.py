@@ -90,6 +90,24 @@ def test_the_delta_rule_replaces_what_a_key_held(n: int, chunk: int) -> None:
         torch.testing.assert_close(one, other)
 
 
+@every_size
+@pytest.mark.parametrize("width", [1, 4])
+def test_the_delta_rule_reads_what_its_gates_left(n: int, chunk: int, width: int) -> None:
+    q, k, v = numbers(n)
+    k, beta = torch.nn.functional.normalize(k, dim=-1), torch.rand(3, 2, n, dtype=torch.float64)
+    gates = torch.sigmoid(torch.randn(3, 2, n, width, dtype=torch.float64))
+
+    def change(state: Tensor, t: int) -> Tensor:
+        state = gates[..., t, :, None] * state
+        held = (state * k[..., t, :, None]).sum(-2)
+        return state + beta[..., t, None, None] * k[..., t, :, None] * (v[..., t, :] - held)[..., None, :]
+
+    found = delta(q, k, v, beta, gates=gates, chunk=chunk)
+
+    for one, other in zip(found, one_by_one(q, k, v, change), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_the_delta_rule_recalls_the_last_value_of_a_key() -> None:
     _, k, v = numbers(12)
     k = torch.nn.functional.normalize(k, dim=-1)
@@ -140,7 +158,7 @@ def test_what_is_wrong_is_said() -> None:
     q, k, v = numbers(4)
     with pytest.raises(SpecError, match=r"above 0 and at most 1; got 1.5"):
         retention(q, k, v, 1.5)
-    with pytest.raises(SpecError, match=r"the shape of k, \(3, 2, 4, 4\); got \(3, 2, 4, 5\)"):
+    with pytest.raises(SpecError, match=r"the shape of k, \(3, 2, 4, 4\), or a width of 1; got \(3, 2, 4, 5\)"):
         gated(q, k, v, torch.ones_like(v))
     with pytest.raises(SpecError, match=r"one number a key, \(3, 2, 4\); got \(3, 2\)"):
         delta(q, k, v, torch.ones(3, 2))

@@ -10,16 +10,14 @@ import functools
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from regard import attend, mask, score
 from regard.errors import SpecError
-
-Array = TypeVar("Array", Tensor, "np.ndarray[Any, Any]")
+from regard.integrations.onnx_arrays import Array, as_tensor, cut_heads, like
 
 # ONNX numbers its types; these are the ones it lets a softmax run in.
 _PRECISIONS = {1: torch.float32, 10: torch.float16, 11: torch.float64, 16: torch.bfloat16}
@@ -77,20 +75,20 @@ def attention(
     """
     _check_attributes(qk_matmul_output_mode, softmax_precision, softcap, left_window_size, right_window_size)
     _check_cache(past_key is not None, past_value is not None, nonpad_kv_seqlen is not None)
-    q, k, v = _heads_apart(_tensor(Q), _tensor(K), _tensor(V), q_num_heads, kv_num_heads)
+    q, k, v = _heads_apart(as_tensor(Q), as_tensor(K), as_tensor(V), q_num_heads, kv_num_heads)
     start: int | Tensor = 0
     lengths = None
     if past_key is not None and past_value is not None:
         start = past_key.shape[2]
-        k, v = _append(_tensor(past_key), k, "key"), _append(_tensor(past_value), v, "value")
+        k, v = _append(as_tensor(past_key), k, "key"), _append(as_tensor(past_value), v, "value")
     elif nonpad_kv_seqlen is not None:
-        lengths = _tensor(nonpad_kv_seqlen).reshape(-1)
+        lengths = as_tensor(nonpad_kv_seqlen).reshape(-1)
         start = lengths - q.shape[2]
 
     working = torch.promote_types(q.dtype, v.dtype)
     if softmax_precision is not None and _PRECISIONS[softmax_precision] == torch.float64:
         working = torch.float64
-    allowed, bias = _read_mask(None if attn_mask is None else _tensor(attn_mask), k.shape[2], working)
+    allowed, bias = _read_mask(None if attn_mask is None else as_tensor(attn_mask), k.shape[2], working)
     question = _Question(
         q=q.to(working),
         k=k.to(working),
@@ -104,7 +102,7 @@ def attention(
     output, stage = question.answer(v.to(working), qk_matmul_output_mode)
     if Q.ndim == 3:
         output = output.transpose(1, 2).flatten(2)
-    return AttentionOutputs(_like(Q, output), _like(K, k), _like(V, v), None if stage is None else _like(Q, stage))
+    return AttentionOutputs(like(Q, output), like(K, k), like(V, v), None if stage is None else like(Q, stage))
 
 
 @dataclass(frozen=True)
@@ -177,15 +175,15 @@ def rotary_embedding(
     >>> rotary_embedding(x, angle.cos(), angle.sin()).round().tolist()
     [[[[1.0, 1.0, 1.0, 1.0], [-1.0, -1.0, -1.0, -1.0]]]]
     """
-    x = _tensor(X)
+    x = as_tensor(X)
     if x.ndim == 3:
-        x = _cut_heads(x, num_heads, "X", "num_heads")
+        x = cut_heads(x, num_heads, "X", "num_heads")
     elif x.ndim != 4:
         raise SpecError(f"X must have 3 or 4 dimensions; got {x.ndim}. Reshape it.")
     width = rotary_embedding_dim or x.shape[-1]
-    cos, sin = _tensor(cos_cache), _tensor(sin_cache)
+    cos, sin = as_tensor(cos_cache), as_tensor(sin_cache)
     if position_ids is not None:
-        where = _tensor(position_ids).long()
+        where = as_tensor(position_ids).long()
         cos, sin = cos[where], sin[where]
     if 2 * cos.shape[-1] != width or cos.shape != sin.shape:
         raise SpecError(
@@ -198,7 +196,7 @@ def rotary_embedding(
     pair = (a * cos - b * sin, a * sin + b * cos)
     turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
     turned = torch.cat((turned, rest), dim=-1)
-    return _like(X, turned.transpose(1, 2).flatten(2) if X.ndim == 3 else turned)
+    return like(X, turned.transpose(1, 2).flatten(2) if X.ndim == 3 else turned)
 
 
 def _check_attributes(
@@ -242,9 +240,9 @@ def _heads_apart(
         )
     if q.ndim == 3:
         return (
-            _cut_heads(q, q_heads, "Q", "q_num_heads"),
-            _cut_heads(k, kv_heads, "K", "kv_num_heads"),
-            _cut_heads(v, kv_heads, "V", "kv_num_heads"),
+            cut_heads(q, q_heads, "Q", "q_num_heads"),
+            cut_heads(k, kv_heads, "K", "kv_num_heads"),
+            cut_heads(v, kv_heads, "V", "kv_num_heads"),
         )
     for name, said, tensor in (("q_num_heads", q_heads, q), ("kv_num_heads", kv_heads, k)):
         if said is not None and said != tensor.shape[1]:
@@ -253,16 +251,6 @@ def _heads_apart(
                 "Leave it out."
             )
     return q, k, v
-
-
-def _cut_heads(x: Tensor, heads: int | None, name: str, attribute: str) -> Tensor:
-    if heads is None or heads < 1 or x.shape[2] % heads:
-        raise SpecError(
-            f"{attribute} must divide the last dimension of a 3-D {name}; got {heads} and {x.shape[2]}. "
-            f"Give {attribute}, or {name} with 4 dimensions."
-        )
-    apart: Tensor = x.unflatten(2, (heads, -1)).transpose(1, 2)
-    return apart
 
 
 def _append(past: Tensor, new: Tensor, name: str) -> Tensor:
@@ -320,24 +308,3 @@ def _seen(
     if allowed is not None:
         parts.append(mask.tensor(allowed))
     return functools.reduce(operator.and_, parts) if parts else None
-
-
-def _tensor(array: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    if isinstance(array, Tensor):
-        return array
-    array = np.ascontiguousarray(array)
-    if not array.flags.writeable:
-        array = array.copy()  # torch has no read-only tensors and would warn
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _like(model: Array, result: Tensor) -> Array:
-    """The result as the same kind and dtype as the input it answers."""
-    if isinstance(model, Tensor):
-        return result.to(model.dtype)
-    result = result.detach().contiguous()
-    if model.dtype.name == "bfloat16":
-        return result.to(torch.bfloat16).view(torch.int16).numpy().view(model.dtype)
-    return result.numpy().astype(model.dtype, copy=False)

@@ -172,7 +172,7 @@ def _in_chunks(x: Tensor, chunk: int) -> Tensor:
     """(..., n, width) as (..., chunks, chunk, width), with zeros behind the last row."""
     missing = -x.shape[-2] % chunk
     whole = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
-    return whole.unflatten(-2, (-1, chunk))
+    return whole.reshape(*x.shape[:-2], -1, chunk, x.shape[-1])
 
 
 WAYS: dict[str, Callable[[LinearState, Tensor, Tensor, Tensor, int], tuple[Tensor, LinearState]]] = {
