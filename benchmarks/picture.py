@@ -12,6 +12,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.mechanisms import PEERS as MECHANISMS
+
 RESULTS = Path(__file__).parent / "results"
 FORWARD, BOTH, INK = "#0b7285", "#f08c00", "#343a40"
 HEIGHT = 0.38  # of a bar, where rows are 1 apart
@@ -22,6 +24,7 @@ GROUPS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "few queries over many keys, or a tiny call, against torch": lambda row: _is_call(row),
     "whole models, without gradients, against the same on torch": lambda row: row["case"]["ours"] in MODELS,
     "measures of all weights, against regard's own forward pass": lambda row: row["case"]["ours"] == "measure",
+    "other mechanisms, against whoever has them": lambda row: row["case"]["peer"] in MECHANISMS,
     "rules, against plain causal without them": lambda row: row["case"]["peer"] == "causal",
     "rules, against the same written by hand in C++": lambda row: row["case"]["peer"].startswith("twin"),
     "the engine tiled, against torch": lambda row: _is_tiled(row),
@@ -29,7 +32,7 @@ GROUPS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 def _is_torch(row: dict[str, Any]) -> bool:
-    return bool(row["case"]["peer"].startswith(("sdpa", "eager")))
+    return bool(row["case"]["peer"].startswith(("sdpa", "eager"))) and row["case"]["peer"] not in MECHANISMS
 
 
 def _is_call(row: dict[str, Any]) -> bool:

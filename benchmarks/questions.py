@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from benchmarks import additive, models
+from benchmarks import additive, mechanisms, models
 from benchmarks.compiled import ByHand
 from regard import mask, measure, score
 from regard.spec.rule import Rule
@@ -57,9 +57,11 @@ def inputs(shape: Shape, key_shape: Shape, dtype: str = "float32") -> tuple[Tens
 
 
 def given(question: str, shape: Shape, key_shape: Shape, dtype: str) -> tuple[Tensor, ...]:
-    """What a question is about: the tokens of a model, or else q, k, v."""
+    """What a question is about: the tokens of a model, or else q, k, v, in some cases all the same."""
     if question in models.RUNS:
         return (models.prompts(question, shape[0], shape[2]),)
+    if question in mechanisms.SELF:
+        return inputs(shape, key_shape, dtype)[:1] * 3
     return inputs(shape, key_shape, dtype)
 
 
@@ -117,6 +119,7 @@ OPTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "additive": lambda n: dict(score=score.additive(additive.W_Q, additive.W_K, additive.U)),
     "tiled full": lambda n: dict(engine="tiled"),
     "tiled causal": lambda n: dict(mask=mask.causal(), engine="tiled"),
+    **mechanisms.OPTIONS,
 }
 
 
@@ -223,6 +226,7 @@ PEERS: dict[str, Answer] = {
     "eager additive": additive.eager,
     "eager chunked additive": additive.chunked,
     **{f"sdpa {name}": run for name, run in models.RUNS.items()},
+    **mechanisms.PEERS,
 }
 ANSWERED = {  # by peers whose name does not say it
     "sdpa": "full",
@@ -236,6 +240,7 @@ OURS: dict[str, Answer] = {
     **{name: partial(ours, name) for name in OPTIONS},
     "measure": lambda q, k, v: measured(q, k, v)(),
     **models.RUNS,
+    **mechanisms.OURS,
 }
 FUNCTIONS = PEERS | OURS | {twin: OURS[name] for twin, name in TWINS.items()}
 
@@ -295,6 +300,24 @@ CASES = [
     Case("bfloat16: causal, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa causal", "causal", dtype="bfloat16"),
     Case("additive, n 1024", (1, 1, 1024, 64), "eager additive", "additive"),
     Case("additive, n 4096", (1, 1, 4096, 64), "eager chunked additive", "additive"),
+    *(
+        Case(f"{name}, {heads} heads, n {n}", (1, heads, n, 64), f"entmax's {what}", what)
+        for name, what in (("sparsemax", "sparsemax"), ("entmax 1.5", "entmax"))
+        for heads, n in ((8, 1024), (1, 4096))
+    ),
+    *(
+        Case("Sinkhorn, 10 iterations, n 4096", (1, 1, 4096, 64), peer, "sinkhorn", gradients=False)
+        for peer in ("POT's log sinkhorn", "POT's sinkhorn", "eager sinkhorn")
+    ),
+    *(
+        Case(f"linear attention, causal, 8 heads, n {n}", (1, 8, n, 64), "quadratic linear", "linear", gradients=False)
+        for n in (1024, 4096)
+    ),
+    Case("FAVOR+, causal, 8 heads, n 4096", (1, 8, 4096, 64), "performer favor", "favor", gradients=False),
+    *(
+        Case(f"{name}, 12 heads, n 4096", (1, 12, 4096, 64), f"Hugging Face's {what}", what, gradients=False)
+        for name, what in (("Longformer with global tokens", "global"), ("BigBird", "blocks"))
+    ),
     decode("decode, 8 heads, 65536 keys", (1, 8, 1, 64), 65536),
     decode("decode, 8 heads on 1 of keys, 65536 keys", (1, 8, 1, 64), 65536, 1),
     decode("decode, 32 heads on 8, width 128, 16384 keys", (1, 32, 1, 128), 16384, 8),

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import regard
-from benchmarks import compiled, picture
+from benchmarks import compiled, growth, growth_picture, picture
 from benchmarks.lengths import Growth, growth_complaints, growth_table, growths
 from benchmarks.measuring import Measuring
 from benchmarks.peers import LIBRARIES
@@ -34,7 +34,10 @@ from benchmarks.report import Row, complaints, left_out, main_table, others_tabl
 from benchmarks.rounds import Patience
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("torch", "onnxruntime", "openvino", "jax", "keras")
+PACKAGES = (
+    *("torch", "onnxruntime", "openvino", "jax", "keras"),
+    *("entmax", "POT", "performer-pytorch", "transformers"),
+)
 DERIVED = ("peak_share", "read_rate", "read_share")  # what is written although it follows from the rest
 NO_TIME_TO_COMPILE = "flex_attention"  # each variant takes it ten seconds and more
 
@@ -74,10 +77,32 @@ def write(rows: list[Row], found: list[Growth], patience: Patience) -> None:
     (RESULTS / "attention.json").write_text(json.dumps(data, indent=1) + "\n")
 
 
+CROSSINGS = (  # slow where sequences are long, and fast there
+    ("softmax", "linear attention"),
+    ("linear attention with every weight", "linear attention"),
+    ("performer-pytorch", "FAVOR+ (Performer)"),
+    ("softmax", "FAVOR+ (Performer)"),
+    ("softmax", "Reformer (LSH attention)"),
+)
+
+
+def measure_growth(console: Console) -> None:
+    """Curves of every mechanism, and the lengths from which one overtakes another."""
+    points = growth.points()
+    crossings = {f"{fast} before {slow}": growth.crossing(points, slow, fast) for slow, fast in CROSSINGS}
+    data = {"machine": machine(), "crossings": crossings, "points": [asdict(point) for point in points]}
+    (RESULTS / "growth.json").write_text(json.dumps(data, indent=1) + "\n")
+    growth_picture.draw(RESULTS / "growth.json", RESULTS / "growth.png")
+    for name, n in crossings.items():
+        console.print(f"{name}: {'nowhere' if n is None else f'from n {n}'}", markup=False)
+    console.print("written to benchmarks/results/: growth.json, growth.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--threads", type=int, nargs="*", default=None, help="default: 1 and all cores")
+    parser.add_argument("--growth", action="store_true", help="only the curves of time and memory against the length")
     parser.add_argument("--only", default="", help="cases whose name or peer contains this; nothing is written")
     options = parser.parse_args()
     writes = not options.quick and not options.only
@@ -86,6 +111,9 @@ def main() -> None:
     patience = Patience(seconds=0.5, least=3, most=7, seconds_of_others=0.3) if options.quick else Patience()
     libraries = [name for name in LIBRARIES if not options.quick or name != NO_TIME_TO_COMPILE]
     console = Console(width=150)
+    if options.growth:
+        measure_growth(console)
+        return
     if options.quick:
         console.print(f"{NO_TIME_TO_COMPILE} left out, a quick run has no time to compile it")
     try:
@@ -112,6 +140,7 @@ def main() -> None:
     if writes:
         picture.draw(RESULTS / "attention.json", RESULTS / "attention.png")
         console.print("written to benchmarks/results/: attention.json, attention.png")
+        measure_growth(console)
     wrong = complaints(rows) + growth_complaints(found)
     for line in wrong:
         console.print(line, style="bold red", markup=False)

@@ -9,6 +9,7 @@ from regard import operators as operators  # graphs need them registered
 from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
 from regard.integrations.torch_sdpa import replacing_sdpa, scaled_dot_product_attention
+from regard.mechanism.catalogue import mechanisms
 from regard.mechanism.compare import compare
 from regard.packed import attention_packed
 from regard.result import Attended
@@ -27,6 +28,7 @@ __all__ = [
     "feature",
     "mask",
     "measure",
+    "mechanisms",
     "merge",
     "replacing_sdpa",
     "scaled_dot_product_attention",

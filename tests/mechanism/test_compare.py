@@ -119,7 +119,7 @@ def test_what_is_wrong_is_said() -> None:
     q, k, v = problem()
     with pytest.raises(SpecError, match="at least 1 round; got 0"):
         regard.compare(q, k, v, {}, {}, rounds=0)
-    with pytest.raises(SpecError, match="b must be a mapping of options.*got int"):
+    with pytest.raises(SpecError, match=r"b must be a mapping of options.*got int"):
         regard.compare(q, k, v, {}, 3)
     with pytest.raises(SpecError, match="or what attend gives; got float"):
         regard.compare(q, k, v, lambda q, k, v: 1.0, {})

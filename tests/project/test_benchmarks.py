@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks import additive, compiled, models, picture
+import regard
+from benchmarks import additive, compiled, growth, growth_picture, mechanisms, models, picture
 from benchmarks.flex_rules import rules
 from benchmarks.helper import Helper
 from benchmarks.lengths import Growth, growth_complaints, growths
@@ -28,6 +29,7 @@ from benchmarks.questions import (
     Case,
     answered,
     around,
+    given,
     inputs,
     measured,
     reference,
@@ -42,8 +44,9 @@ CLOSE = dict(rtol=0, atol=1e-5)  # float32 against float64, in sums of hundreds 
 
 
 def small(case: Case) -> Case:
-    n, n_k = (case.shape[2], LENGTH) if case.n_k else (LENGTH, 0)
-    width = additive.W_Q.shape[0] if case.ours == "additive" else 16
+    whole = 2 * mechanisms.WINDOW if case.ours in mechanisms.SELF else LENGTH  # Hugging Face wants whole windows
+    n, n_k = (case.shape[2], LENGTH) if case.n_k else (whole, 0)
+    width = 64 if case.ours in ("additive", "favor") else 16  # what their matrices fit
     return replace(case, shape=(1, case.shape[1], n, width), n_k=n_k, dtype="float32")
 
 
@@ -65,12 +68,12 @@ def test_no_case_is_asked_twice() -> None:
         assert len({(case.name, case.peer) for case in cases}) == len(cases)
 
 
-OF_TORCH = [small(case) for case in CASES if case.peer in PEERS and case.ours not in models.RUNS]
+OF_PEERS = [small(case) for case in CASES if case.peer in PEERS and case.ours not in models.RUNS]
 
 
-@pytest.mark.parametrize("case", OF_TORCH, ids=lambda case: case.peer)
-def test_torch_answers_as_the_reference(case: Case) -> None:
-    q, k, v = inputs(case.shape, case.key_shape)
+@pytest.mark.parametrize("case", OF_PEERS, ids=lambda case: case.peer)
+def test_torch_and_whoever_has_a_mechanism_answer_as_the_reference(case: Case) -> None:
+    q, k, v = given(case.ours, case.shape, case.key_shape, case.dtype)
     torch.testing.assert_close(PEERS[case.peer](q, k, v), reference(answered(case.peer), q, k, v), **CLOSE)
 
 
@@ -353,3 +356,48 @@ def test_the_picture_is_drawn_from_the_numbers_alone(tmp_path: Path) -> None:
     source.write_text(json.dumps(data))
     picture.draw(source, target)
     assert 10_000 < target.stat().st_size < 300_000
+
+
+def test_every_mechanism_has_a_curve_or_runs_as_one_that_has() -> None:
+    names = {m.name for m in regard.mechanisms()}
+    assert set(growth.CALLS) | set(growth.SAME_AS) == names
+    assert set(growth.SAME_AS.values()) <= set(growth.CALLS)
+    assert not set(growth.CALLS) & set(growth.SAME_AS)
+
+
+def test_curves_are_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "LENGTHS", (256, 512))
+    monkeypatch.setattr(
+        growth, "CALLS", {name: growth.CALLS[name] for name in ("softmax", "linear attention", "GATv2")}
+    )
+    monkeypatch.setattr(growth, "OTHERS", {})
+    told: list[str] = []
+
+    found = growth.measure(1.0, (256, 512), told.append)
+
+    assert told == ["softmax", "linear attention", "GATv2"]
+    assert [(p.mechanism, p.n) for p in found] == [(name, n) for name in told for n in (256, 512)]
+    assert all(p.seconds > 0 and p.memory >= 0 for p in found)
+    source, target = tmp_path / "growth.json", tmp_path / "growth.png"
+    source.write_text(json.dumps({"points": [asdict(p) for p in found]}))
+    growth_picture.draw(source, target)
+    assert 10_000 < target.stat().st_size < 500_000
+
+
+def test_a_mechanism_is_left_where_a_call_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {256: 0.1, 512: 0.4, 1024: 1.6}
+    monkeypatch.setattr(growth, "CALLS", {"softmax": growth.CALLS["softmax"]})
+    monkeypatch.setattr(growth, "OTHERS", {})
+    monkeypatch.setattr(growth, "_point", lambda name, call, n: growth.Point(name, n, seconds[n], 0))
+
+    assert [p.n for p in growth.measure(1.0, tuple(seconds), print)] == [256, 512]
+
+
+def test_a_crossing_lies_between_measured_lengths() -> None:
+    slow = [growth.Point("slow", n, (n / 1000) ** 2, 0) for n in (500, 2000, 8000)]
+    fast = [growth.Point("fast", n, n / 1000, 0) for n in (500, 2000, 8000)]
+
+    assert growth.crossing(slow + fast, "slow", "fast") == 1000  # where n² and n meet
+    assert growth.crossing(slow + fast, "fast", "slow") == 500  # from the first one on
+    late = [growth.Point("late", p.n, 1e6, 0) for p in slow]
+    assert growth.crossing(slow + late, "slow", "late") is None

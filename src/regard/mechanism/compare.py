@@ -39,10 +39,10 @@ class Side:
 class Comparison:
     """What `compare` found. Errors are those of b, measured by a.
 
-    output_error: root mean square of b - a over that of a; largest_error: the largest |b - a| over a's root mean square;
-    by_query: the first of these for each query (n_q,). weight_error: how much weight of a row lies on other keys, 0 to 1
-    where rows sum to 1 (half the sum of |a_ij - b_ij|), on average; largest_weight_error: of the worst row. The last two
-    are None unless both have weights to show.
+    output_error: root mean square of b - a over that of a; largest_error: the largest |b - a| over the same;
+    by_query: the first of these for each query (n_q,). weight_error: how much weight of a row lies on other keys, on
+    average (half the sum of |a_ij - b_ij|, 0 to 1 where rows sum to 1); largest_weight_error: of the worst row. The
+    last two are None unless both have weights to show.
     """
 
     a: Side
@@ -177,7 +177,7 @@ STATUS, SWITCH = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 def _memory(run: Run, q: Tensor, k: Tensor, v: Tensor) -> int | None:
     """Bytes by which one call raises the process's resident memory, beyond its output; only Linux tells."""
-    if not q.device.type == "cpu" or not SWITCH.exists():
+    if q.device.type != "cpu" or not SWITCH.exists():
         return None
     gc.collect()
     try:

@@ -3,8 +3,8 @@
     o_i = φ(q_i)·S_i / φ(q_i)·z_i,      S_i = sum φ(k_j) v_j',   z_i = sum φ(k_j)     over the keys that i sees
 
 Three ways give the same numbers: `quadratic` is the definition, with every weight; `recurrence` takes one key after
-another, as a decoder does; `chunks` takes many at once and multiplies matrices, a stretch of rows after another, so that
-what it makes on the way stays in the caches.
+another, as a decoder does; `chunks` takes many at once and multiplies matrices, a stretch of rows after another, so
+that what it makes on the way stays in the caches.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ STRETCH = 2**18  # numbers of q at a time
 
 @dataclass(frozen=True, eq=False)
 class LinearState:
-    """All that is kept of the keys so far, however many: (..., features, value width + 1), S with z as its last column."""
+    """All that is kept of the keys so far, however many: S and z side by side, (..., features, width of v + 1)."""
 
     sums: Tensor
     length: int
