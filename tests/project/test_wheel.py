@@ -117,10 +117,15 @@ def test_without_a_compiler_everything_else_is_built_and_works(tmp_path: Path) -
     assert objection == "the compiled core is missing: regard was installed without a C++ compiler"
 
 
-def test_the_wheel_needs_only_torch_and_numpy(wheel: Path) -> None:
+def test_the_command_of_the_installed_wheel_answers(environment: Path, tmp_path: Path) -> None:
+    printed = _run(str(environment / "bin" / "regard"), "mechanisms", "sparsemax", cwd=tmp_path)
+    assert printed.startswith("sparsemax\nformula")
+
+
+def test_the_wheel_needs_only_torch_and_numpy_and_what_its_command_is_made_of(wheel: Path) -> None:
     needs = _metadata_of_wheel(wheel).get_all("Requires-Dist") or []
     always = sorted(Requirement(need).name for need in needs if "extra ==" not in need)
-    assert always == ["numpy", "torch"]
+    assert always == ["numpy", "rich", "torch", "typer"]
 
 
 def _metadata_of_wheel(wheel: Path) -> Message:

@@ -69,6 +69,7 @@ def attention(
     that of the inputs changes nothing: sums here are never less exact than the inputs. A mask of one column
     is a short mask, as from opset 24 on; opset 23 stretched it over all keys.
 
+    >>> import numpy as np
     >>> q = np.ones((1, 2, 3, 4), dtype=np.float32)
     >>> attention(q, q, q, is_causal=1, qk_matmul_output_mode=None).Y.shape
     (1, 2, 3, 4)
