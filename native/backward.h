@@ -175,9 +175,12 @@ struct Backward {
   size_t scratch() const {
     const int64_t rows = in_lanes(problem.width) + in_lanes(problem.value_width);
     const int64_t wide = space_of(problem.kind, together * PANEL + BACK_KEYS, problem.width + problem.value_width + 32);
-    return wide + problem.value_width + size_t(together) * PANEL * (2 * problem.width + problem.value_width + rows) + 3 * BACK_KEYS * PANEL +
-           BACK_KEYS * rows + (problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0) * PANEL + 2 * small +
-           (problem.u ? (BACK_KEYS + LANES + together * (PANEL + LANES) + 2) * problem.width : 0) + Additive::space(problem) + 640;
+    const int64_t copies = problem.powers ? BACK_KEYS * (rows + problem.width + problem.value_width) : 0;
+    const int64_t registers = problem.program ? problem.program->registers * ROWS + BACK_KEYS : 0;
+    const int64_t turned = problem.u ? (BACK_KEYS + LANES + together * (PANEL + LANES) + 2) * problem.width : 0;
+    return wide + problem.value_width + together * PANEL * (2 * problem.width + problem.value_width + rows) +
+           3 * BACK_KEYS * PANEL + BACK_KEYS * rows + copies + registers * PANEL + 2 * small + turned +
+           Additive::space(problem) + 704;
   }
 
   void block(int64_t item, float* space) const {
@@ -202,6 +205,11 @@ struct Backward {
     float* wide_k = take(space_of(p.kind, BACK_KEYS, p.width));
     float* wide_v = take(space_of(p.kind, BACK_KEYS, p.value_width));
     float* one_row = take(p.value_width);
+    Few few{};
+    if (p.powers) {
+      few.k = take(BACK_KEYS * p.width), few.v = take(BACK_KEYS * p.value_width);
+      few.d_k = take(BACK_KEYS * wide), few.d_v = take(BACK_KEYS * value_wide);
+    }
     static const Program nothing{};
     const bool ruled = p.program && p.program->rule;
     const double unit = ruled || p.powers ? 1.0 : LOG2_E_EXACT;
@@ -286,6 +294,17 @@ struct Backward {
           Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + low};
           machine.sums = sums.data();
           machine.queries = std::min(high, panel.count) - low;
+          float* d_v_here = d_v + (piece.from - key) * value_wide;
+          float* d_k_here = d_k + (piece.from - key) * wide;
+          const bool captured = ruled && p.program->slope < p.program->end;
+          if (p.powers && !only && !p.u && !captured) {
+            with_vectors((high - low) / LANES, [&](auto vectors) {
+              constexpr int N = decltype(vectors)::value;
+              ruled ? take_few<N, true>(panel, piece, machine, d_scores, raw, powers, few, d_k_here, d_v_here)
+                    : take_few<N, false>(panel, piece, machine, d_scores, raw, powers, few, d_k_here, d_v_here);
+            });
+            continue;
+          }
           with_vectors((high - low) / LANES, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
             if (ruled && !p.u) piece.looked_up = machine.soon(piece.from, N * LANES, p.width);
@@ -303,8 +322,6 @@ struct Backward {
           });
           const int64_t rows = piece.to - piece.from, row = high - low;
           const float *gradients = panel.gradient_rows + low * value_wide, *queries = panel.query_rows + low * wide;
-          float* d_v_here = d_v + (piece.from - key) * value_wide;
-          float* d_k_here = d_k + (piece.from - key) * wide;
           if (only) {
             over_seen(weights, seen, row, rows, machine.queries, gradients, value_wide, d_v_here);
             if (!p.u) over_seen(d_scores, seen, row, rows, machine.queries, queries, wide, d_k_here);
@@ -357,11 +374,110 @@ struct Backward {
     const bool sloped = RULED && program.hiding < program.slope, captured = RULED && program.slope < program.end;
     if (sloped || captured) std::memcpy(raw, weights, sizeof(float) * count * N * LANES);
     if (RULED || piece.partial()) apply_program<N>(piece, machine);
-    Vec lse[N], level[N], one[N];
+    turn_gradients<N, RULED, LEVELED>(panel, piece, count, nullptr, d_scores, seen, powers);
+    if (captured)
+      for (int64_t t = 0; t < count; t += ROWS) {
+        machine.arriving = d_scores + t * N * LANES;
+        machine.run<N>(program.slope, program.end, piece.from + t, std::min<int64_t>(ROWS, count - t),
+                       raw + t * N * LANES);
+      }
+    if (sloped)
+      for (int64_t t = 0; t < count; t += ROWS) {
+        const int64_t rows = std::min<int64_t>(ROWS, count - t);
+        machine.run<N>(program.hiding, program.slope, piece.from + t, rows, raw + t * N * LANES);
+        multiply_slopes(d_scores + t * N * LANES, machine.registers, rows * N * LANES);
+      }
+    if (p.u) return;  // a gradient of its own
+    if (!seen) return add_queries<N>(panel, piece, d_scores, piece.k, piece.k_row, count);
+    for (int64_t t = 0; t < count; ++t)
+      for (int64_t c = 0; c < p.width; ++c)
+        REGARD_UNROLL for (int j = 0; j < N; ++j) {
+          float* sum = panel.sums + c * panel.lanes + low + j * LANES;
+          const Vec more = load(sum) + piece.k[t * piece.k_row + c] * load(d_scores + (t * N + j) * LANES);
+          store(sum, choose(load(seen + (t * N + j) * LANES), more, load(sum)));
+        }
+  }
+
+  // The keys of a piece that weigh something, copied: rows of k, v and of the sums d_k, d_v.
+  struct Few {
+    float *k, *v, *d_k, *d_v;
+  };
+
+  // All of it for a weighing with a level: keys that weigh nothing for all queries of the panel, which are most of them,
+  // are left out before anything is multiplied with them.
+  template <int N, bool RULED>
+  void take_few(BackPanel& panel, const Piece& piece, Machine& machine, float* d_scores, float* raw, const Powers& powers,
+                const Few& few, float* d_k, float* d_v) const {
+    const Problem& p = problem;
+    const Program& program = machine.program;
+    const int64_t keys = piece.to - piece.from, row = N * LANES, low = piece.low * LANES;
+    const int64_t wide = in_lanes(p.width), value_wide = in_lanes(p.value_width);
+    float* weights = piece.scores;
+    score_keys<N>(p, panel.queries, piece, weights);
+    const bool sloped = RULED && program.hiding < program.slope;
+    if (sloped) std::memcpy(raw, weights, sizeof(float) * keys * row);
+    if (RULED || piece.partial()) apply_program<N>(piece, machine);
+    for (int64_t t = 0; sloped && t < keys; t += ROWS) {  // scores give way to their slopes
+      const int64_t rows = std::min<int64_t>(ROWS, keys - t);
+      machine.run<N>(program.hiding, program.slope, piece.from + t, rows, raw + t * row);
+      std::copy_n(machine.registers, rows * row, raw + t * row);
+    }
+    Vec lse[N];
+    REGARD_UNROLL for (int j = 0; j < N; ++j) lse[j] = load(panel.lse + low + j * LANES);
+    int32_t at[BACK_KEYS];
+    int64_t count = 0;
+    for (int64_t t = 0; t < keys; ++t) {
+      const float* scores = weights + t * row;
+      IntVec counts{};
+      REGARD_UNROLL for (int j = 0; j < N; ++j) counts |= ~IntVec(load(scores + j * LANES) <= lse[j]);
+      if (!any(counts)) continue;
+      if (count < t) std::copy_n(scores, row, weights + count * row);
+      if (sloped && count < t) std::copy_n(raw + t * row, row, raw + count * row);
+      std::copy_n(piece.k + t * piece.k_row, p.width, few.k + count * p.width);
+      std::copy_n(piece.v + t * piece.v_row, p.value_width, few.v + count * p.value_width);
+      std::copy_n(d_k + t * wide, wide, few.d_k + count * wide);
+      std::copy_n(d_v + t * value_wide, value_wide, few.d_v + count * value_wide);
+      at[count++] = int32_t(t);
+    }
+    products<N>(panel.gradients + low, panel.lanes, p.value_width, few.v, p.value_width, count, d_scores);
+    turn_gradients<N, RULED, true>(panel, piece, count, at, d_scores, nullptr, powers);
+    if (sloped) multiply_slopes(d_scores, raw, count * row);
+    add_queries<N>(panel, piece, d_scores, few.k, p.width, count);
+    over_queries(weights, row, count, machine.queries, panel.gradient_rows + low * value_wide, value_wide, few.d_v);
+    over_queries(d_scores, row, count, machine.queries, panel.query_rows + low * wide, wide, few.d_k);
+    for (int64_t t = 0; t < count; ++t) {
+      std::copy_n(few.d_k + t * wide, wide, d_k + at[t] * wide);
+      std::copy_n(few.d_v + t * value_wide, value_wide, d_v + at[t] * value_wide);
+    }
+  }
+
+  // Where no gradient arrives (hidden pairs among them) an infinite slope must not make a NaN.
+  static void multiply_slopes(float* d_scores, const float* slopes, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES) {
+      const Vec g = load(d_scores + i);
+      store(d_scores + i, choose(g == 0.0f, g, g * load(slopes + i)));
+    }
+  }
+
+  template <int N>
+  void add_queries(BackPanel& panel, const Piece& piece, const float* d_scores, const float* k, int64_t k_row,
+                   int64_t count) const {
+    Vec one[N];
+    REGARD_UNROLL for (int j = 0; j < N; ++j) one[j] = all(1.0f);
+    weighted_sums<N>(d_scores, k, k_row, count, problem.width, one, panel.sums + piece.low * LANES, panel.lanes);
+  }
+
+  // Scores become weights, and gradients of weights those of scores. `at` says where keys lie that do not lie in a row.
+  template <int N, bool RULED, bool LEVELED>
+  REGARD_MEMBER void turn_gradients(const BackPanel& panel, const Piece& piece, int64_t count, const int32_t* at,
+                                    float* d_scores, int32_t* seen, const Powers& powers) const {
+    const Problem& p = problem;
+    const int64_t low = piece.low * LANES;
+    float* weights = piece.scores;
+    Vec lse[N], level[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) {
       lse[j] = load(panel.lse + low + j * LANES);
       level[j] = load(panel.level + low + j * LANES);
-      one[j] = all(1.0f);
     }
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
@@ -377,7 +493,7 @@ struct Backward {
         }
         Vec kept = w, d_weight = load(gradient);
         if (p.dropped) {
-          const IntVec stays = panel.dropout.kept(piece.from + t, piece.low + j);
+          const IntVec stays = panel.dropout.kept(piece.from + (at ? at[t] : t), piece.low + j);
           kept = choose(stays, w * panel.dropout.factor, Vec{});
           d_weight = choose(stays, d_weight * panel.dropout.factor, Vec{});
         }
@@ -391,32 +507,6 @@ struct Backward {
         store(weight, kept);
         store(gradient, d_score);
       }
-    if (captured)
-      for (int64_t t = 0; t < count; t += ROWS) {
-        machine.arriving = d_scores + t * N * LANES;
-        machine.run<N>(program.slope, program.end, piece.from + t, std::min<int64_t>(ROWS, count - t),
-                       raw + t * N * LANES);
-      }
-    if (sloped)
-      for (int64_t t = 0; t < count; t += ROWS) {
-        const int64_t rows = std::min<int64_t>(ROWS, count - t);
-        machine.run<N>(program.hiding, program.slope, piece.from + t, rows, raw + t * N * LANES);
-        for (int64_t i = 0; i < rows * N * LANES; i += LANES) {
-          float* gradient = d_scores + t * N * LANES + i;
-          const Vec g = load(gradient);
-          // where no gradient arrives (hidden pairs among them) an infinite slope must not make a NaN
-          store(gradient, choose(g == 0.0f, g, g * load(machine.registers + i)));
-        }
-      }
-    if (p.u) return;  // a gradient of its own
-    if (!seen) return weighted_sums<N>(d_scores, piece.k, piece.k_row, count, p.width, one, panel.sums + low, panel.lanes);
-    for (int64_t t = 0; t < count; ++t)
-      for (int64_t c = 0; c < p.width; ++c)
-        REGARD_UNROLL for (int j = 0; j < N; ++j) {
-          float* sum = panel.sums + c * panel.lanes + low + j * LANES;
-          const Vec more = load(sum) + piece.k[t * piece.k_row + c] * load(d_scores + (t * N + j) * LANES);
-          store(sum, choose(load(seen + (t * N + j) * LANES), more, load(sum)));
-        }
   }
 
   // Rows of whole vectors, one behind the other: where they are, if they are such, else a copy in the space given.

@@ -132,16 +132,6 @@ struct Weighing {
     REGARD_UNROLL for (int j = 0; j < N; ++j) store(tops + j * LANES, top[j]), wild[j] = bad[j];
   }
 
-  REGARD_MEMBER static bool any(IntVec x) {
-#if REGARD_LANES == 16
-    return _mm512_movepi32_mask(reinterpret_cast<__m512i>(x)) != 0;
-#else
-    int32_t found = 0;
-    for (int lane = 0; lane < LANES; ++lane) found |= x[lane];
-    return found != 0;
-#endif
-  }
-
   // The level of each lane at which its row sums to 1; inf where nothing is seen.
   void solve(KeptScores& kept, const Powers& powers, const float* top, float* level) const {
     for (int64_t i = 0; i < kept.lanes; ++i) level[i] = top[i] == -INFINITY ? INFINITY : top[i] - 1.0f;

@@ -72,6 +72,19 @@ REGARD_INLINE Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
 REGARD_INLINE Vec smaller(Vec a, Vec b) { return choose(a < b, a, b); }
 #endif
 
+// Whether a condition holds in any lane.
+REGARD_INLINE bool any(IntVec x) {
+#if REGARD_LANES == 16
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(x)) != 0;
+#elif REGARD_LANES == 8
+  return _mm256_movemask_ps(floats(x)) != 0;
+#else
+  int32_t found = 0;
+  for (int lane = 0; lane < LANES; ++lane) found |= x[lane];
+  return found != 0;
+#endif
+}
+
 // 2^(n + f) for a whole number n from -127 on, which counts as -inf, and f from -1/2 to 1/2; relative error below 8e-8.
 REGARD_INLINE Vec fraction(Vec f) {
   Vec p = all(1.53533620e-4f);
