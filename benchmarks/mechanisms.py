@@ -15,7 +15,7 @@ from regard.mechanism.linear import linear_attention
 from regard.mechanism.longformer import longformer
 from regard.spec.feature import Favor
 
-ITERATIONS = 10
+ITERATIONS = 5  # as many as `weigh.sinkhorn` takes by itself
 WINDOW, TOKENS = 512, [0, 1]
 BLOCK = 64
 

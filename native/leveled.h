@@ -5,7 +5,8 @@
 //     largest:  w = exp(s - top) where s is not below the level, half-way between the k-th largest and the next
 //     hard:     w = 1 there
 //
-// and output = sum w v / sum w. A row of keys that weighs nothing in the whole panel is passed over.
+// and output = sum w v / sum w. A row of keys that weighs nothing in the whole panel is passed over. Softmax is kept the
+// same way where not its output is wanted but what each key receives: lse_i, and the sum over i of exp(s_ij - lse_i).
 
 constexpr int NEWTON_STEPS = 64;
 constexpr float ROUNDING = 2 * FLT_EPSILON;  // by which a score may differ when it is computed again
@@ -35,11 +36,23 @@ struct Weighing {
            p.value_width + Additive::space(p) + 128;
   }
 
-  void panel(int64_t item, float* space) const {
+  void one_panel(int64_t item, float* space) const {
+    const int64_t head = item / panels;
+    panel(head / problem.heads, head % problem.heads, panels - 1 - item % panels, space, nullptr);  // heavy ones first
+  }
+
+  // Panels of which the sums are taken together: always the same ones, so that their order is that of any run.
+  void group_of_panels(int64_t item, float* space) const {
+    const int64_t head = item / how.count, group = item % how.count;
+    float* received = how.received + item * problem.n_k;
+    std::fill(received, received + problem.n_k, 0.0f);
+    for (int64_t number = group * panels / how.count; number < (group + 1) * panels / how.count; ++number)
+      panel(head / problem.heads, head % problem.heads, number, space, received);
+  }
+
+  void panel(int64_t b, int64_t h, int64_t number, float* space, float* received) const {
     const FlushTiny flush;
     const Problem& p = problem;
-    const int64_t b = item / (p.heads * panels), h = item / panels % p.heads;
-    const int64_t number = panels - 1 - item % panels;  // heavy ones first
     const int64_t first = number * PANEL, count = std::min<int64_t>(PANEL, p.n_q - first);
     const int64_t lanes = (count + LANES - 1) / LANES * LANES;
     const auto take = [&](int64_t floats) {
@@ -57,6 +70,7 @@ struct Weighing {
         top[i] = level[i];  // what is not above weighs nothing
       }
     keep_scores(b, h, number, first, count, kept, top, wild, space);
+    if (received) return receive((b * p.heads + h) * p.n_q + first, count, kept, top, wild, received);
     if (how.kind == Leveled::POWERS) {
       solve(kept, Powers{how.powers[h]}, top, level);
     } else if (how.kind != Leveled::SLOPES) {
@@ -88,7 +102,6 @@ struct Weighing {
     const Run everything{0, int32_t(p.n_k), 0, 0, VECTORS};
     Runs runs = runs_of(p, b, h, number, everything);
     Piece piece{};
-    piece.scores = scores;
     for (int64_t from = 0; piece.next(runs, from, std::min(p.n_k, runs.seen_from(from, p.n_k) / KEYS * KEYS + KEYS));
          from = piece.to) {
       const int64_t keys = piece.to - piece.from;
@@ -98,26 +111,39 @@ struct Weighing {
       Machine machine{p.program ? *p.program : nothing, registers, b, h, first + piece.low * LANES};
       with_vectors(std::min(piece.high, lanes / LANES) - piece.low, [&](auto vectors) {
         constexpr int N = decltype(vectors)::value;
-        score_keys<N>(p, queries, piece, scores);
+        // where all are kept, they are made where they stay
+        const bool stays = how.kind == Leveled::RECEIVED && N * LANES == lanes;
+        piece.scores = stays ? kept.scores + kept.count * lanes : scores;
+        score_keys<N>(p, queries, piece, piece.scores);
         if (ruled || piece.partial()) apply_program<N>(piece, machine);
-        append<N>(piece, kept, top + piece.low * LANES, wild + piece.low);
+        find_tops<N>(piece, top + piece.low * LANES, wild + piece.low);
+        if (!stays) return append<N>(piece, kept, top + piece.low * LANES);
+        for (int64_t t = piece.from; t < piece.to; ++t) kept.keys[kept.count++] = int32_t(t);
       });
     }
   }
 
   template <int N>
-  void append(const Piece& piece, KeptScores& kept, float* tops, IntVec* wild) const {
+  void find_tops(const Piece& piece, float* tops, IntVec* wild) const {
     const bool known = how.kind == Leveled::SLOPES;  // the level, in place of the top
     Vec top[N];
     IntVec bad[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(tops + j * LANES), bad[j] = wild[j];
-    const int64_t keys = piece.to - piece.from;
-    for (int64_t t = 0; t < keys; ++t)
+    for (int64_t t = 0; t < piece.to - piece.from; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
         const Vec s = load(piece.scores + (t * N + j) * LANES);
         bad[j] |= ~IntVec(s < INFINITY);
         if (!known) top[j] = larger(s, top[j]);  // in this order a NaN is passed over
       }
+    REGARD_UNROLL for (int j = 0; j < N; ++j) store(tops + j * LANES, top[j]), wild[j] = bad[j];
+  }
+
+  template <int N>
+  void append(const Piece& piece, KeptScores& kept, const float* tops) const {
+    const bool known = how.kind == Leveled::SLOPES;
+    Vec top[N];
+    REGARD_UNROLL for (int j = 0; j < N; ++j) top[j] = load(tops + j * LANES);
+    const int64_t keys = piece.to - piece.from;
     const float reach = known ? 0.0f : how.kind == Leveled::POWERS ? 1.0f : INFINITY;
     for (int64_t t = 0; t < keys; ++t) {
       const float* from = piece.scores + t * N * LANES;
@@ -129,7 +155,6 @@ struct Weighing {
       REGARD_UNROLL for (int j = 0; j < N; ++j) store(to + (piece.low + j) * LANES, load(from + j * LANES));
       kept.keys[kept.count++] = int32_t(piece.from + t);
     }
-    REGARD_UNROLL for (int j = 0; j < N; ++j) store(tops + j * LANES, top[j]), wild[j] = bad[j];
   }
 
   // The level of each lane at which its row sums to 1; inf where nothing is seen.
@@ -305,6 +330,37 @@ struct Weighing {
     if (!direct) write_output(p, rows, count, row);
   }
 
+  // A row's sum, and then what it gives to each key.
+  void receive(int64_t row, int64_t count, const KeptScores& kept, const float* top, const IntVec* wild,
+               float* received) const {
+    with_vectors(kept.lanes / LANES, [&](auto vectors) {
+      constexpr int N = decltype(vectors)::value;
+      Vec from[N], total[N] = {}, share[N];
+      REGARD_UNROLL for (int j = 0; j < N; ++j) from[j] = larger(load(top + j * LANES), all(-FLT_MAX));
+      for (int64_t chunk = 0; chunk < kept.count; chunk += CHUNK) {  // sums of sums: rounding grows with their lengths
+        Vec sum[N] = {};
+        for (int64_t t = chunk; t < std::min<int64_t>(kept.count, chunk + CHUNK); ++t)
+          REGARD_UNROLL for (int j = 0; j < N; ++j) {
+            float* place = kept.scores + t * kept.lanes + j * LANES;
+            const Vec weight = exp2((load(place) - from[j]) * LOG2_E);
+            store(place, weight);
+            sum[j] += weight;
+          }
+        REGARD_UNROLL for (int j = 0; j < N; ++j) total[j] += sum[j];
+      }
+      for (int64_t i = 0; i < kept.lanes; ++i) {
+        const float sum = wild[i / LANES][i % LANES] ? NAN : total[i / LANES][i % LANES];
+        share[i / LANES][i % LANES] = i < count && sum != 0.0f ? 1.0f / sum : 0.0f;
+        if (i < count) problem.lse[row + i] = sum == 0.0f ? -INFINITY : float(top[i] + std::log(double(sum)));
+      }
+      for (int64_t t = 0; t < kept.count; ++t) {
+        Vec sum{};
+        REGARD_UNROLL for (int j = 0; j < N; ++j) sum = fma(load(kept.scores + t * kept.lanes + j * LANES), share[j], sum);
+        received[kept.keys[t]] += sum_of(sum);
+      }
+    });
+  }
+
   // 0 times inf is NaN: values that are not finite are added where they weigh something, and taken out.
   void add_wild(const float* seen, const float* weights, float* values, int64_t keys, int64_t lanes, float* sums) const {
     for (int64_t t = 0; t < keys; ++t)
@@ -320,8 +376,14 @@ struct Weighing {
 
 static bool leveled(const Problem& problem, const Leveled& how, bool (*pause)()) {
   Weighing work{problem, how, (problem.n_q + PANEL - 1) / PANEL};
+  const int64_t heads = problem.batch * problem.heads;
+  if (how.kind == Leveled::RECEIVED)
+    return parallel(
+        heads * how.count, problem.threads, work.scratch(),
+        [](void* context, int64_t item, float* space) { static_cast<Weighing*>(context)->group_of_panels(item, space); },
+        &work, pause);
   return parallel(
-      problem.batch * problem.heads * work.panels, problem.threads, work.scratch(),
-      [](void* context, int64_t item, float* space) { static_cast<Weighing*>(context)->panel(item, space); }, &work,
+      heads * work.panels, problem.threads, work.scratch(),
+      [](void* context, int64_t item, float* space) { static_cast<Weighing*>(context)->one_panel(item, space); }, &work,
       pause);
 }

@@ -88,13 +88,15 @@ struct Leveled {
     LARGEST,  // softmax of the `count` largest
     HARD,  // the same weight for all that are the largest
     SLOPES,  // (s - level)^(power - 1), with the level given, divided by their sum; its logarithm is written, no level
+    RECEIVED,  // softmax, no output: its lse is written, and what each key receives
   } kind;
   int64_t count;
   const float* powers;  // one a head
   const float* levels;  // one a row
+  float* received;  // (batch, heads, `count`, n_k): sums over the rows of each of so many groups of panels
 };
 
-static_assert(sizeof(Leveled) == 8 * 4, "every field has eight bytes");
+static_assert(sizeof(Leveled) == 8 * 5, "every field has eight bytes");
 
 // One build of the kernels for one instruction set.
 struct Kernels {

@@ -72,6 +72,17 @@ REGARD_INLINE Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
 REGARD_INLINE Vec smaller(Vec a, Vec b) { return choose(a < b, a, b); }
 #endif
 
+// The sum of all lanes.
+REGARD_INLINE float sum_of(Vec x) {
+#if REGARD_LANES == 16
+  return _mm512_reduce_add_ps(x);
+#else
+  float sum = 0.0f;
+  for (int lane = 0; lane < LANES; ++lane) sum += x[lane];
+  return sum;
+#endif
+}
+
 // Whether a condition holds in any lane.
 REGARD_INLINE bool any(IntVec x) {
 #if REGARD_LANES == 16

@@ -11,7 +11,10 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import regard
 from regard import mask, measure, score, weigh
+from regard.attention import TILED
+from regard.engine.native import Build, Native, builds
 from regard.errors import SpecError
+from regard.spec.read import read
 
 every_engine = pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 
@@ -47,6 +50,9 @@ def agrees(engine: str, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, iterati
     found = regard.attend(q, k, v, weigh=weigh.sinkhorn(iterations), engine=engine, **options)
     torch.testing.assert_close(found.weights[...].to(expected), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.output.to(outputs), outputs, rtol=1e-4, atol=2e-5)
+    with torch.no_grad():  # other passes, where nobody asks for gradients
+        alone = regard.attention(q, k, v, weigh=weigh.sinkhorn(iterations), engine=engine, **options)
+    torch.testing.assert_close(alone.to(outputs), outputs, rtol=1e-4, atol=2e-5)
     both = (torch.autograd.grad(x.sin().sum(), (q, k, v), retain_graph=True) for x in (found.output, outputs))
     for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
@@ -246,3 +252,116 @@ def test_a_graph_has_it_too() -> None:
     torch.testing.assert_close(found, expected)
     for one, other in zip(*(torch.autograd.grad(x.sin().sum(), (q, k, v)) for x in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Counted:
+    """How often the compiled engine is asked for what keys receive, and for a pass that does not tell it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.received = self.forward = 0
+        received, forward = Native.received, Native.forward
+
+        def counting_received(engine: Native, *asked: Any) -> Any:
+            self.received += 1
+            return received(engine, *asked)
+
+        def counting_forward(engine: Native, *asked: Any) -> Any:
+            self.forward += 1
+            return forward(engine, *asked)
+
+        monkeypatch.setattr(Native, "received", counting_received)
+        monkeypatch.setattr(Native, "forward", counting_forward)
+
+
+needs_core = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")
+
+
+@needs_core
+def test_a_pass_over_rows_tells_what_keys_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (x.detach() for x in numbers(40, 50))
+    counted = Counted(monkeypatch)
+
+    regard.attention(q, k, v, weigh=weigh.sinkhorn(6), engine="native")
+
+    assert (counted.received, counted.forward) == (5, 1)  # the last one is the answer
+
+
+@needs_core
+def test_where_gradients_are_followed_rows_and_columns_take_a_pass_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = numbers(40, 50)
+    counted = Counted(monkeypatch)
+
+    regard.attention(q, k, v, weigh=weigh.sinkhorn(6), engine="native")
+
+    assert (counted.received, counted.forward) == (0, 11)
+
+
+@needs_core
+def test_keys_that_nobody_sees_take_one_pass_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (x.detach() for x in numbers(40, 50))
+    scores = scores_of(q, k).masked_fill(torch.arange(50) >= torch.tensor([50, 31]).view(2, 1, 1, 1), -math.inf)
+    counted = Counted(monkeypatch)
+
+    found = regard.attention(q, k, v, weigh=weigh.sinkhorn(6), mask=mask.padding([50, 31]), engine="native")
+
+    torch.testing.assert_close(found, looped(scores, 6) @ v, rtol=1e-4, atol=2e-5)
+    assert (counted.received, counted.forward) == (5, 2)
+
+
+@needs_core
+def test_a_key_that_is_all_but_forgotten_still_gets_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """exp(-300) is 0 in float32, and its logarithm is not."""
+    q, k, v = (x.detach() for x in numbers(40, 50))
+    lowered = torch.zeros(50)
+    lowered[7] = -300.0
+    counted = Counted(monkeypatch)
+
+    found = regard.attend(q, k, v, weigh=weigh.sinkhorn(6), score=score.bias(lowered), engine="native")
+
+    torch.testing.assert_close(found.output, looped(scores_of(q, k) + lowered, 6) @ v, rtol=1e-4, atol=2e-5)
+    assert float(found.weights[0, 0, :, 7].sum()) == pytest.approx(40 / 50, rel=0.05)
+    assert counted.received == 5 and counted.forward > 1
+
+
+@needs_core
+@pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
+@pytest.mark.parametrize("heads, key_heads, n_q, n_k", [(4, 2, 101, 77), (1, 1, 1, 300), (2, 1, 48, 5), (3, 3, 7, 1)])
+def test_what_keys_receive_is_the_sum_of_their_weights(
+    build: Build, heads: int, key_heads: int, n_q: int, n_k: int
+) -> None:
+    q, k, v = (x.detach() for x in numbers(n_q, n_k, heads, key_heads))
+    question = read(q, k, v, mask=mask.window(30), score=score.softcap(3.0))
+
+    told = Native(TILED, build).received(question.spec, question.inputs())
+
+    assert told is not None
+    found = regard.attend(q.double(), k.double(), v.double(), mask=mask.window(30), score=score.softcap(3.0))
+    torch.testing.assert_close(told[0].double(), found.lse, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(told[1], found.weights.measure(measure.received).received, rtol=1e-5, atol=1e-5)
+
+
+@needs_core
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    q, k, v = (x.detach() for x in numbers(500, 300))
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(regard.attention(q, k, v, weigh=weigh.sinkhorn(4), engine="native"))
+    finally:
+        torch.set_num_threads(before)
+
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@needs_core
+def test_what_is_no_number_is_passed_on_and_what_is_hidden_is_not() -> None:
+    q, k, v = (x.detach() for x in numbers(40, 50))
+    k[0, :, 45] = math.nan
+    seen, hidden = torch.arange(50) < 50, torch.arange(50) < 45
+
+    assert regard.attention(q, k, v, weigh=weigh.sinkhorn(3), mask=seen[None], engine="native")[0].isnan().all()
+    found = regard.attention(q, k, v, weigh=weigh.sinkhorn(3), mask=hidden[None], engine="native")
+    expected = looped(scores_of(q, torch.nan_to_num(k)).masked_fill(~hidden, -math.inf), 3) @ v
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)

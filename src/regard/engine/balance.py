@@ -7,15 +7,19 @@ With u_i and v_j for rows and columns, a_ij = exp(s_ij + u_i + v_j), and
 A pass is the lse of a question without values: the same one with v_j added to its scores, or the one turned over, in
 which keys ask and queries answer, with u_i added. The last pass over rows is the answer itself: softmax of s_ij + v_j.
 Derivatives of every order pass through each of them.
+
+Where nobody asks for derivatives, a pass over rows can tell the next v_j as well: v_j less the logarithm of what key j
+receives, the sum over i of exp(s_ij + u_i + v_j). That halves the work, for an engine that tells what keys receive.
 """
 
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from regard.engine.dense import positions_of
-from regard.engine.gradient import Engine, run
+from regard.engine.gradient import Engine, run, watched
 from regard.errors import SpecError
 from regard.plan.blocks import Tiles, blocks, strips
 from regard.spec.evaluate import Evaluation
@@ -34,19 +38,44 @@ def balanced(engine: Engine, spec: Spec, inputs: Inputs, iterations: int) -> Ask
     refuse_triangles(spec, inputs)
     rows, columns = _without_values(spec, inputs), _turned_over(*_without_values(spec, inputs))
     v: Tensor | None = None
+    unseen: Tensor | None = None
+    tells = engine if isinstance(engine, Telling) and not watched(inputs.every()) else None
     for _ in range(iterations - 1):
-        u = _level(engine, *(rows if v is None else _added(*rows, v)))
-        v = _level(engine, *_added(*columns, u))
+        asked = rows if v is None else _added(*rows, v)
+        told = None if tells is None else tells.received(*asked)
+        if told is None:
+            u, _ = _level(_lse(engine, *asked))
+        else:
+            u, _ = _level(told[0])
+            mass = told[1] if unseen is None else torch.where(unseen, 1.0, told[1])
+            if not bool((mass < FAINT).any()):
+                v = (0.0 if v is None else v) - mass.log().to(u.dtype)
+                continue
+        v, unseen = _level(_lse(engine, *_added(*columns, u)))
     assert v is not None
     return _added(spec, inputs, v)
 
 
-def _level(engine: Engine, spec: Spec, inputs: Inputs) -> Tensor:
-    """-lse of each row, and 0 where nothing is seen."""
+FAINT = 1e-30  # what a key receives, below which float32 cannot tell how little: then its logarithm must be computed
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """An engine that tells, in one pass over rows, their lse and what each key receives."""
+
+    def received(self, spec: Spec, inputs: Inputs) -> tuple[Tensor, Tensor] | None: ...
+
+
+def _lse(engine: Engine, spec: Spec, inputs: Inputs) -> Tensor:
     _, lse = run(engine, spec, engine.tiles(spec), inputs)
     assert lse is not None
+    return lse
+
+
+def _level(lse: Tensor) -> tuple[Tensor, Tensor]:
+    """-lse of each row, 0 where nothing is seen; and where that is."""
     nothing = lse == -torch.inf
-    return torch.where(nothing, 0.0, -torch.where(nothing, 0.0, lse))
+    return torch.where(nothing, 0.0, -torch.where(nothing, 0.0, lse)), nothing
 
 
 def _without_values(spec: Spec, inputs: Inputs) -> Asked:

@@ -29,7 +29,8 @@ from regard.spec.term import TRUE, Term, slot_of, variable, walk
 from regard.spec.threshold import Argmax, Entmax, Thresholded, Top
 
 PANELS_TOGETHER = 8  # in native/forward.h
-LEVELED, SLOPES = (Entmax, Top, Argmax), 3  # as Leveled::Kind counts them
+LEVELED, SLOPES, RECEIVED = (Entmax, Top, Argmax), 3, 4  # as Leveled::Kind counts them
+GROUPS = 32  # of rows, whose sums are taken apart; the same for any number of threads
 KINDS = (torch.float32, torch.bfloat16, torch.float16)  # in native/problem.h, in this order
 
 core: ModuleType | None
@@ -123,10 +124,31 @@ class Native:
         problem.output, problem.lse = output.data_ptr(), found.data_ptr()
         count = spec.normaliser.k if isinstance(spec.normaliser, Top) else 1
         given = [None if x is None else x.contiguous() for x in (_powers(spec, inputs), levels)]
-        how = struct.pack("4q", kind, count, *(0 if x is None else x.data_ptr() for x in given))
+        how = struct.pack("5q", kind, count, *(0 if x is None else x.data_ptr() for x in given), 0)
         core.leveled(self.build.number, bytes(problem), how)
         del kept  # it lived as long as the kernel ran
         return output.to(spec.dtype), found
+
+    def received(self, spec: Spec, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
+        """The lse of each row (batch, heads, n_q) and what each key receives of weight (batch, heads, n_k), in float64.
+
+        None where the data show that the kernels cannot tell.
+        """
+        assert self.build is not None and core is not None and isinstance(spec.normaliser, Softmax)
+        try:
+            ready = self._ready(spec, inputs, self.tiles(spec), glance=False)
+        except Untold:
+            return None
+        problem, kept = _problem(spec, inputs, ready)
+        lse = torch.empty((spec.batch, spec.heads, spec.n_q), dtype=torch.float32)
+        parts = torch.empty((spec.batch, spec.heads, GROUPS, spec.n_k), dtype=torch.float32)
+        problem.lse = lse.data_ptr()
+        core.leveled(self.build.number, bytes(problem), struct.pack("5q", RECEIVED, GROUPS, 0, 0, parts.data_ptr()))
+        del kept
+        total = torch.zeros((spec.batch, spec.heads, spec.n_k), dtype=torch.float64)
+        for part in parts.unbind(2):  # one after the other: the same bits in any run
+            total += part
+        return lse, total
 
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
         if not isinstance(spec.normaliser, Thresholded):
