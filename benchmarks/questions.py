@@ -300,6 +300,18 @@ CASES = [
     Case("bfloat16: causal, 8 heads, n 4096", (1, 8, 4096, 64), "sdpa causal", "causal", dtype="bfloat16"),
     Case("additive, n 1024", (1, 1, 1024, 64), "eager additive", "additive"),
     Case("additive, n 4096", (1, 1, 4096, 64), "eager chunked additive", "additive"),
+    decode("decode, 8 heads, 65536 keys", (1, 8, 1, 64), 65536),
+    decode("decode, 8 heads on 1 of keys, 65536 keys", (1, 8, 1, 64), 65536, 1),
+    decode("decode, 32 heads on 8, width 128, 16384 keys", (1, 32, 1, 128), 16384, 8),
+    decode("decode, 4 queries, 32 heads on 8, width 128, 16384 keys", (1, 32, 4, 128), 16384, 8),
+    decode("decode, 16 queries, 8 heads, 16384 keys", (1, 8, 16, 64), 16384),
+    Case("tiny call, 8 heads, n 16", (1, 8, 16, 64), "sdpa", "full", gradients=False, calls=1000),
+    Case("measure entropy, received, map, n 8192", (1, 1, 8192, 64), "full", "measure", gradients=False),
+    Case("encoder as MiniLM, batch 32, n 128", (32, 12, 128, 32), "sdpa encoder", "encoder", gradients=False),
+    Case("encoder as MiniLM, batch 32, n 512", (32, 12, 512, 32), "sdpa encoder", "encoder", gradients=False),
+    Case("decoder as GPT-2, 64 tokens after 2048", (1, 12, 2048, 64), "sdpa decoder", "decoder", gradients=False),
+]
+OTHER_MECHANISMS = [
     *(
         Case(f"{name}, {heads} heads, n {n}", (1, heads, n, 64), f"entmax's {what}", what)
         for name, what in (("sparsemax", "sparsemax"), ("entmax 1.5", "entmax"))
@@ -318,16 +330,6 @@ CASES = [
         Case(f"{name}, 12 heads, n 4096", (1, 12, 4096, 64), f"Hugging Face's {what}", what, gradients=False)
         for name, what in (("Longformer with global tokens", "global"), ("BigBird", "blocks"))
     ),
-    decode("decode, 8 heads, 65536 keys", (1, 8, 1, 64), 65536),
-    decode("decode, 8 heads on 1 of keys, 65536 keys", (1, 8, 1, 64), 65536, 1),
-    decode("decode, 32 heads on 8, width 128, 16384 keys", (1, 32, 1, 128), 16384, 8),
-    decode("decode, 4 queries, 32 heads on 8, width 128, 16384 keys", (1, 32, 4, 128), 16384, 8),
-    decode("decode, 16 queries, 8 heads, 16384 keys", (1, 8, 16, 64), 16384),
-    Case("tiny call, 8 heads, n 16", (1, 8, 16, 64), "sdpa", "full", gradients=False, calls=1000),
-    Case("measure entropy, received, map, n 8192", (1, 1, 8192, 64), "full", "measure", gradients=False),
-    Case("encoder as MiniLM, batch 32, n 128", (32, 12, 128, 32), "sdpa encoder", "encoder", gradients=False),
-    Case("encoder as MiniLM, batch 32, n 512", (32, 12, 512, 32), "sdpa encoder", "encoder", gradients=False),
-    Case("decoder as GPT-2, 64 tokens after 2048", (1, 12, 2048, 64), "sdpa decoder", "decoder", gradients=False),
 ]
 QUICK = [
     Case("full, n 2048", (1, 1, 2048, 64), "sdpa", "full", others=True),

@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from benchmarks import compiled, growth, growth_picture, picture
 from benchmarks.lengths import Growth, growth_complaints, growth_table, growths
 from benchmarks.measuring import Measuring
 from benchmarks.peers import LIBRARIES
-from benchmarks.questions import CASES, QUICK, TWINS
+from benchmarks.questions import CASES, OTHER_MECHANISMS, QUICK, TWINS, Case
 from benchmarks.report import Row, complaints, left_out, main_table, others_table, times_table
 from benchmarks.rounds import Patience
 
@@ -66,15 +66,15 @@ def machine() -> dict[str, str | int]:
     }
 
 
-def write(rows: list[Row], found: list[Growth], patience: Patience) -> None:
+def write(name: str, rows: list[Row], found: list[Growth], patience: Patience) -> None:
     RESULTS.mkdir(exist_ok=True)
     data = {
         "machine": machine(),
         "patience": asdict(patience),
-        "lengths": [asdict(one) | {"ratio": one.ratio} for one in found],
+        **({"lengths": [asdict(one) | {"ratio": one.ratio} for one in found]} if found else {}),
         "rows": [asdict(row) | {name: getattr(row, name) for name in DERIVED} for row in rows],
     }
-    (RESULTS / "attention.json").write_text(json.dumps(data, indent=1) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
 
 
 CROSSINGS = (  # slow where sequences are long, and fast there
@@ -98,48 +98,80 @@ def measure_growth(console: Console) -> None:
     console.print("written to benchmarks/results/: growth.json, growth.png")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
-    parser.add_argument("--threads", type=int, nargs="*", default=None, help="default: 1 and all cores")
-    parser.add_argument("--growth", action="store_true", help="only the curves of time and memory against the length")
-    parser.add_argument("--only", default="", help="cases whose name or peer contains this; nothing is written")
-    options = parser.parse_args()
-    writes = not options.quick and not options.only
-    cases = [case for case in (QUICK if options.quick else CASES) if options.only in f"{case.name}, {case.peer}"]
+@dataclass(frozen=True)
+class Run:
+    """Cases that are measured together, and the file that takes them; None where nothing is written."""
+
+    cases: list[Case]
+    threads: list[int]
+    libraries: list[str]
+    patience: Patience
+    name: str | None
+
+    def rows(self, console: Console, found: list[Growth]) -> list[Row]:
+        rows: list[Row] = []
+        with Progress(console=console) as progress:
+            task = progress.add_task("measuring", total=len(self.cases) * len(self.threads))
+            for count in self.threads:
+                # what other libraries compile for minutes is compared once
+                others = self.libraries if count == self.threads[0] else []
+                with closing(Measuring(count, others, self.patience)) as measuring:
+                    for case in self.cases:
+                        progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
+                        rows.append(measuring.row(case))
+                        if self.name:  # after each one, so that a run that is cut off is not lost
+                            write(self.name, rows, found, self.patience)
+                        progress.advance(task)
+        if self.name:
+            picture.draw(RESULTS / f"{self.name}.json", RESULTS / f"{self.name}.png")
+            console.print(f"written to benchmarks/results/: {self.name}.json, {self.name}.png")
+        return rows
+
+
+def planned(options: argparse.Namespace, console: Console) -> list[Run]:
+    """What the options ask for."""
     threads = options.threads or ([1] if options.quick else sorted({1, os.cpu_count() or 1}))
     patience = Patience(seconds=0.5, least=3, most=7, seconds_of_others=0.3) if options.quick else Patience()
     libraries = [name for name in LIBRARIES if not options.quick or name != NO_TIME_TO_COMPILE]
-    console = Console(width=150)
-    if options.growth:
-        measure_growth(console)
-        return
     if options.quick:
         console.print(f"{NO_TIME_TO_COMPILE} left out, a quick run has no time to compile it")
     try:
         compiled.library()
+        left_out = frozenset[str]()
     except compiled.CannotCompile as reason:
         console.print(f"twins and bursts left out, {reason}")
-        cases = [case for case in cases if case.peer not in TWINS]
+        left_out = frozenset(TWINS)
+    sets = {"attention": CASES, "mechanisms": OTHER_MECHANISMS}
+    if options.quick:
+        sets = {"": QUICK}
+    elif options.mechanisms:
+        sets = {"mechanisms": OTHER_MECHANISMS}
+    runs = []
+    for name, cases in sets.items():
+        chosen = [c for c in cases if options.only in f"{c.name}, {c.peer}" and c.peer not in left_out]
+        asked = libraries if any(case.others for case in chosen) else []
+        if chosen:
+            runs.append(Run(chosen, threads, asked, patience, name if name and not options.only else None))
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
+    parser.add_argument("--threads", type=int, nargs="*", default=None, help="default: 1 and all cores")
+    parser.add_argument("--mechanisms", action="store_true", help="only mechanisms beyond softmax, and their growth")
+    parser.add_argument("--only", default="", help="cases whose name or peer contains this; nothing is written")
+    options = parser.parse_args()
+    console = Console(width=150)
     rows: list[Row] = []
-    found = growths() if writes else []
-    with Progress(console=console) as progress:
-        task = progress.add_task("measuring", total=len(cases) * len(threads))
-        for count in threads:
-            # what other libraries compile for minutes is compared once
-            others = libraries if count == threads[0] else []
-            with closing(Measuring(count, others, patience)) as measuring:
-                for case in cases:
-                    progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
-                    rows.append(measuring.row(case))
-                    if writes:  # after each one, so that a run that is cut off is not lost
-                        write(rows, found, patience)
-                    progress.advance(task)
+    found: list[Growth] = []
+    for run in planned(options, console):
+        lengths = growths() if run.name == "attention" else []
+        found += lengths
+        rows += run.rows(console, lengths)
     tables = main_table(rows), times_table(rows), others_table(rows), growth_table(found)
     console.print(*(table for table in tables if table.row_count), *left_out(rows), sep="\n", markup=False)
-    if writes:
-        picture.draw(RESULTS / "attention.json", RESULTS / "attention.png")
-        console.print("written to benchmarks/results/: attention.json, attention.png")
+    if not options.quick and not options.only:
         measure_growth(console)
     wrong = complaints(rows) + growth_complaints(found)
     for line in wrong:

@@ -22,6 +22,7 @@ from benchmarks.peers import Cannot, Question, eager, openvino
 from benchmarks.questions import (
     CASES,
     FUNCTIONS,
+    OTHER_MECHANISMS,
     OURS,
     PEERS,
     QUICK,
@@ -55,20 +56,20 @@ NAMES = [f"{kind}{', grouped' * grouped}" for (kind, grouped), _ in ASKED]
 
 
 def test_every_case_names_functions_that_exist() -> None:
-    for case in CASES + QUICK:
+    for case in CASES + OTHER_MECHANISMS + QUICK:
         assert case.peer in FUNCTIONS
         assert case.ours in OURS
         assert answered(case.peer) in OURS
         assert not case.others or dense_question(small(case)).kind == case.ours
-    assert {case.peer for case in CASES} >= set(PEERS) | set(TWINS)
+    assert {case.peer for case in CASES + OTHER_MECHANISMS} >= set(PEERS) | set(TWINS)
 
 
 def test_no_case_is_asked_twice() -> None:
-    for cases in (CASES, QUICK):
+    for cases in (CASES, OTHER_MECHANISMS, QUICK):
         assert len({(case.name, case.peer) for case in cases}) == len(cases)
 
 
-OF_PEERS = [small(case) for case in CASES if case.peer in PEERS and case.ours not in models.RUNS]
+OF_PEERS = [small(case) for case in CASES + OTHER_MECHANISMS if case.peer in PEERS and case.ours not in models.RUNS]
 
 
 @pytest.mark.parametrize("case", OF_PEERS, ids=lambda case: case.peer)
@@ -350,7 +351,7 @@ def test_time_that_grows_faster_than_the_length_fails_the_run() -> None:
 
 
 def test_the_picture_is_drawn_from_the_numbers_alone(tmp_path: Path) -> None:
-    rows = [row(case=case) for case in CASES]
+    rows = [row(case=case) for case in CASES + OTHER_MECHANISMS]
     data = {"machine": {"processor": "any", "regard": "AVX2"}, "rows": [asdict(one) for one in rows]}
     source, target = tmp_path / "numbers.json", tmp_path / "picture.png"
     source.write_text(json.dumps(data))

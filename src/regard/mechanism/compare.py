@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from regard.attention import attend, attention
-from regard.draw.comparison import comparison
 from regard.errors import SpecError
 from regard.measure import pool
 from regard.plan.report import in_bytes, in_seconds
@@ -72,6 +71,8 @@ class Comparison:
 
     def draw(self) -> "Figure":
         """A picture: both maps of weights if there are, the error of each query, time and memory."""
+        from regard.draw.comparison import comparison  # only who draws needs it
+
         named = [(side.name, side.map, side.seconds, side.memory) for side in (self.a, self.b)]
         return comparison(named[0], named[1], self.by_query)
 

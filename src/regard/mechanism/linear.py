@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.errors import SpecError
 from regard.spec.feature import FeatureMap, Rows, as_features
 
-STRETCH = 2**18  # numbers of q at a time
+STRETCH = 2**16  # features at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +72,10 @@ def linear_attention(
         raise SpecError(f"causal queries must be no more than the keys; got {n_q} queries and {n_k} keys.")
     if method == "quadratic":
         return _quadratic(_queries(phi, q, max(start, 0)), _keys(phi, k, 0), v, causal)
-    rows = max(chunk, STRETCH // max(1, q[..., :1, :].numel()) // chunk * chunk)
     first = start if causal else n_k
     state = LinearState(_nothing(phi, k, v), 0)
+    a_row = state.totals.numel()  # of features, in all heads
+    rows = max(chunk, STRETCH // max(1, a_row) // chunk * chunk)
     for here in _stretches(0, first, rows):
         state = state.after(_keys(phi, k[..., here, :], here.start), v[..., here, :])
     outputs = [v.new_zeros((*q.shape[:-2], 0, v.shape[-1]))]
