@@ -86,8 +86,8 @@ sanitize: setup  ## the compiled core under sanitizers for memory, undefined beh
 	@$(CORE_TESTS) BUILD=$(CURDIR)/build/address SANITIZE='$(ADDRESS)' run site
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(CURDIR)/build/address/site \
-	  $(PYTEST) --dist load -r fE -k 'odd_sizes or native or decode or halves or additive or parts' \
-	  tests/engine/odd_sizes.py tests/engine/test_decode.py tests/engine/test_halves.py tests/engine/test_additive.py tests/engine/test_parts.py tests/laws --ignore tests/laws/test_memory.py
+	  $(PYTEST) --dist load -r fE -k 'odd_sizes or native or decode or halves or additive or parts or leveled or receive' \
+	  tests/engine/odd_sizes.py tests/engine/test_decode.py tests/engine/test_halves.py tests/engine/test_additive.py tests/engine/test_parts.py tests/engine/test_leveled.py tests/engine/test_balance.py tests/laws --ignore tests/laws/test_memory.py
 
 bench: setup $(PEERS)  ## measure side by side with others, and write the results: under 40 minutes
 	@$(PY) -m benchmarks.run
