@@ -19,6 +19,17 @@ FORWARD, BOTH, INK = "#0b7285", "#f08c00", "#343a40"
 HEIGHT = 0.38  # of a bar, where rows are 1 apart
 
 MODELS = ("encoder", "decoder")
+WORDS = {  # who has a mechanism, as a reader knows them
+    "entmax's sparsemax": "entmax package",
+    "entmax's entmax": "entmax package",
+    "POT's log sinkhorn": "POT, with logarithms",
+    "POT's sinkhorn": "POT, without logarithms",
+    "eager sinkhorn": "eager, with logarithms",
+    "quadratic linear": "every weight",
+    "performer favor": "performer-pytorch",
+    "Hugging Face's global": "Hugging Face",
+    "Hugging Face's blocks": "Hugging Face",
+}
 GROUPS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "against torch": lambda row: _is_torch(row) and bool(row["backward"]) and not _is_tiled(row),
     "few queries over many keys, or a tiny call, against torch": lambda row: _is_call(row),
@@ -113,6 +124,8 @@ def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
 def _label(row: dict[str, Any]) -> str:
     """The case; with what torch runs where that is not its plain call."""
     name, peer = row["case"]["name"].removeprefix("tiled: "), row["case"]["peer"]
+    if peer in WORDS:
+        return f"{name} ({WORDS[peer]})"
     if peer.startswith("sdpa mask"):
         return f"{name} (dense mask)"
     if peer == "sdpa bias":

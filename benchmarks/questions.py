@@ -313,9 +313,9 @@ CASES = [
 ]
 OTHER_MECHANISMS = [
     *(
-        Case(f"{name}, {heads} heads, n {n}", (1, heads, n, 64), f"entmax's {what}", what)
+        Case(f"{name}, {in_words}, n {n}", (1, heads, n, 64), f"entmax's {what}", what)
         for name, what in (("sparsemax", "sparsemax"), ("entmax 1.5", "entmax"))
-        for heads, n in ((8, 1024), (1, 4096))
+        for heads, in_words, n in ((8, "8 heads", 1024), (1, "one head", 4096))
     ),
     *(
         Case("Sinkhorn, 5 iterations, n 4096", (1, 1, 4096, 64), peer, "sinkhorn", gradients=False)

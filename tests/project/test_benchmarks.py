@@ -350,6 +350,10 @@ def test_time_that_grows_faster_than_the_length_fails_the_run() -> None:
     assert "planned in 1.5 s" in slow
 
 
+def test_every_library_that_has_a_mechanism_is_named_in_the_picture() -> None:
+    assert set(picture.WORDS) == set(mechanisms.PEERS)
+
+
 def test_the_picture_is_drawn_from_the_numbers_alone(tmp_path: Path) -> None:
     rows = [row(case=case) for case in CASES + OTHER_MECHANISMS]
     data = {"machine": {"processor": "any", "regard": "AVX2"}, "rows": [asdict(one) for one in rows]}
