@@ -78,10 +78,10 @@ def write(name: str, rows: list[Row], found: list[Growth], patience: Patience) -
 
 
 CROSSINGS = (  # slow where sequences are long, and fast there
-    ("softmax", "linear attention"),
+    ("causal", "linear attention"),
     ("linear attention with every weight", "linear attention"),
     ("performer-pytorch", "FAVOR+ (Performer)"),
-    ("softmax", "FAVOR+ (Performer)"),
+    ("causal", "FAVOR+ (Performer)"),
     ("softmax", "Reformer (LSH attention)"),
 )
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from regard.attention import attention
 from regard.errors import SpecError
+from regard.mechanism.heads import by_head, sharing
 from regard.spec import mask
+from regard.spec.precision import fine
 
 
 def block_sparse(q: Tensor, k: Tensor, v: Tensor, *, block: int, keep: int, causal: bool = False) -> Tensor:
@@ -45,8 +47,8 @@ def block_choice(q: Tensor, k: Tensor, *, block: int, keep: int, causal: bool = 
     group = _check(q, k, block, keep)
     first, offset = divmod(k.shape[-2] - q.shape[-2], block)
     with torch.no_grad():
-        queries = _means(_by_head(q), offset, block)
-        keys = _means(_by_head(k), 0, block).repeat_interleave(group, dim=1)
+        queries = _means(fine(by_head(q)), offset, block)
+        keys = _means(fine(by_head(k)), 0, block).repeat_interleave(group, dim=1)
         scores = queries @ keys.mT
         own = torch.arange(first, first + scores.shape[-2], device=q.device).unsqueeze(-1)
         column = torch.arange(scores.shape[-1], device=q.device)
@@ -60,12 +62,10 @@ def block_choice(q: Tensor, k: Tensor, *, block: int, keep: int, causal: bool = 
 
 def _check(q: Tensor, k: Tensor, block: int, keep: int) -> int:
     """How many query heads share a key head."""
-    heads, key_heads = (x.shape[-3] if x.dim() >= 4 else 1 for x in (q, k))
     outer = -3 if q.dim() >= 4 else -2
     if q.dim() < 2 or q.dim() != k.dim() or q.shape[:outer] != k.shape[:outer] or q.shape[-1] != k.shape[-1]:
         raise SpecError(f"q and k must have one batch and one width; got q={tuple(q.shape)}, k={tuple(k.shape)}.")
-    if key_heads == 0 or heads % key_heads:
-        raise SpecError(f"the number of key heads must divide that of q; got {key_heads} and {heads}.")
+    group = sharing(q, k)
     if q.shape[-2] > k.shape[-2]:
         raise SpecError(
             f"queries must be no more than the keys, among which they stand; got {q.shape[-2]} queries and "
@@ -73,14 +73,7 @@ def _check(q: Tensor, k: Tensor, block: int, keep: int) -> int:
         )
     if block < 1 or keep < 0:
         raise SpecError(f"block must be at least 1 and keep at least 0; got block={block}, keep={keep}.")
-    return heads // key_heads
-
-
-def _by_head(x: Tensor) -> Tensor:
-    """(batch, heads, n, width), in a precision that sums may be taken in."""
-    x = x if x.dim() >= 4 else x.unsqueeze(-3)
-    whole = x.reshape(x.shape[:-3].numel(), *x.shape[-3:])
-    return whole if x.dtype == torch.float64 else whole.float()
+    return group
 
 
 def _means(x: Tensor, offset: int, block: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.attention import attention
 from regard.errors import SpecError
+from regard.mechanism.heads import heads_of, sharing
 from regard.spec.score import dot
 
 
@@ -48,7 +49,7 @@ def linformer(
 
 
 def _check(name: str, matrix: Tensor, rows: Tensor) -> None:
-    heads, n = rows.shape[-3] if rows.dim() >= 4 else 1, rows.shape[-2]
+    heads, n = heads_of(rows), rows.shape[-2]
     if matrix.dim() != 2 and (matrix.dim() != 3 or matrix.shape[0] != heads):
         got = tuple(matrix.shape)
         raise SpecError(f"{name} must be (few, n_k), or one such matrix for each of {heads} key heads; got {got}.")
@@ -74,8 +75,6 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     # channel c of the keys asks for itself: its scores are k_jc
     channels = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device).expand(*k.shape[:-2], -1, -1)
     gathered: Tensor = attention(channels, k, v, score=dot())
-    if q.dim() >= 4 and q.shape[-3] != k.shape[-3]:
-        if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
-            raise SpecError(f"the number of key heads must divide that of q; got {k.shape[-3]} and {q.shape[-3]}.")
-        gathered = gathered.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
+    if heads_of(q) != heads_of(k):
+        gathered = gathered.repeat_interleave(sharing(q, k), dim=-3)
     return torch.softmax(q, -1) @ gathered

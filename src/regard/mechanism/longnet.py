@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.attention import attend
 from regard.engine.merge import merge
 from regard.errors import SpecError
+from regard.mechanism.heads import by_head, heads_of
 from regard.spec import mask
 
 
@@ -34,8 +35,8 @@ def longnet(
     torch.Size([1, 4, 100, 8])
     """
     _check(q, k, v, segments, dilations)
-    group = _heads(q) // _heads(k)
-    flat = [_by_head(q), *(_by_head(x).repeat_interleave(group, dim=1) for x in (k, v))]
+    group = heads_of(q) // heads_of(k)
+    flat = [by_head(q), *(by_head(x).repeat_interleave(group, dim=1) for x in (k, v))]
     patterns = zip(segments, dilations, strict=True)
     output: Tensor = merge(*(_pattern(flat[0], flat[1], flat[2], w, r, causal) for w, r in patterns))[0]
     return output.reshape(*q.shape[:-1], v.shape[-1])
@@ -47,10 +48,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[int], dilations: 
     if q.dim() < 2 or not same or not q.shape[-2] == k.shape[-2] == v.shape[-2]:
         shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
         raise SpecError(f"q, k and v must be of the same rows, so of one batch and one length; got {shapes}.")
-    if _heads(k) != _heads(v) or _heads(k) == 0 or _heads(q) % _heads(k):
+    heads, key_heads, value_heads = (heads_of(x) for x in (q, k, v))
+    if key_heads != value_heads or key_heads == 0 or heads % key_heads:
         raise SpecError(
-            f"k and v must have the same number of heads, and it must divide that of q; got {_heads(k)}, {_heads(v)} "
-            f"and {_heads(q)}."
+            f"k and v must have the same number of heads, and it must divide that of q; got {key_heads}, {value_heads} "
+            f"and {heads}."
         )
     if not segments or len(segments) != len(dilations):
         raise SpecError(
@@ -60,15 +62,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[int], dilations: 
         raise SpecError(
             f"segments and dilations must be at least 1; got {min(segments)} and {min(dilations)} as the smallest."
         )
-
-
-def _heads(x: Tensor) -> int:
-    return x.shape[-3] if x.dim() >= 4 else 1
-
-
-def _by_head(x: Tensor) -> Tensor:
-    x = x if x.dim() >= 4 else x.unsqueeze(-3)
-    return x.reshape(x.shape[:-3].numel(), *x.shape[-3:])
 
 
 def _pattern(q: Tensor, k: Tensor, v: Tensor, w: int, r: int, causal: bool) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.attention import attention
 from regard.errors import SpecError
+from regard.mechanism.heads import by_head, heads_of, sharing
 from regard.spec.precision import fine
 
 
@@ -47,7 +48,7 @@ def nystrom(
     _check(q, k, v, landmarks, kernel, padding)
     _check_iterations(iterations)
     leading = q.shape[:-2]
-    q, k, v = (_four_dimensional(x) for x in (q, k, v))
+    q, k, v = (by_head(x) for x in (q, k, v))
     real = None if padding is None else padding.reshape(q.shape[0], q.shape[2])
     m = max(1, min(landmarks, q.shape[-2], k.shape[-2]))
     output = _through_landmarks(q, k, v, m, iterations, real)
@@ -93,13 +94,12 @@ def _check(q: Tensor, k: Tensor, v: Tensor, landmarks: int, kernel: Tensor | Non
         shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
         raise SpecError(f"q, k and v must have the same dimensions, and k and v the same length; got {shapes}.")
     n_q, n_k = q.shape[-2], k.shape[-2]
-    heads, key_heads = (x.shape[-3] if x.dim() >= 4 else 1 for x in (q, k))
-    if key_heads == 0 or heads % key_heads:
-        raise SpecError(f"the number of key heads must divide that of q; got {key_heads} and {heads}.")
+    sharing(q, k)
     if landmarks < 1:
         raise SpecError(f"landmarks must be at least 1; got {landmarks}.")
     if (kernel is not None or padding is not None) and n_q != n_k:
         raise SpecError(f"with a kernel or padding queries and keys must be one sequence; got {n_q} and {n_k}.")
+    heads = heads_of(q)
     if kernel is not None and (kernel.dim() != 2 or kernel.shape[0] != heads or kernel.shape[1] % 2 == 0):
         raise SpecError(f"kernel must be (heads, size) of odd size, here ({heads}, odd); got {tuple(kernel.shape)}.")
     if padding is None:
@@ -113,13 +113,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, landmarks: int, kernel: Tensor | Non
 def _check_iterations(iterations: int | None) -> None:
     if iterations is not None and iterations < 1:
         raise SpecError(f"iterations must be at least 1, or None for the exact inverse; got {iterations}.")
-
-
-def _four_dimensional(x: Tensor) -> Tensor:
-    """(batch, heads, length, width), with one head where there is no dimension of heads."""
-    if x.dim() >= 4:
-        return x.flatten(0, -4)
-    return x.unsqueeze(1) if x.dim() == 3 else x[None, None]
 
 
 def _through_landmarks(q: Tensor, k: Tensor, v: Tensor, m: int, iterations: int | None, real: Tensor | None) -> Tensor:
