@@ -154,8 +154,9 @@ REGARD_INLINE Vec exp(Vec x) {
 // log(x), by x = 2^n m with m from sqrt(1/2) to sqrt(2) and log(1 + f) = f - f^2/2 + f^3 P(f); relative error below 2e-7.
 // -inf at 0, and at what counts as 0; NaN below.
 REGARD_INLINE Vec log(Vec x) {
-  const IntVec n = (bits(x) - 0x3F3504F3) >> 23;
-  const Vec f = floats(bits(x) - (n << 23)) - 1.0f, whole = __builtin_convertvector(n, Vec);
+  const IntVec whole_bits = bits(larger(x, Vec{}));  // those of a number below 0 would overflow
+  const IntVec n = (whole_bits - 0x3F3504F3) >> 23;
+  const Vec f = floats(whole_bits - (n << 23)) - 1.0f, whole = __builtin_convertvector(n, Vec);
   Vec p = all(-7.634340989e-2f);
   p = fma(p, f, all(1.276152439e-1f));
   p = fma(p, f, all(-1.316021479e-1f));

@@ -38,6 +38,8 @@ WEIGHS = {
     "entmax": weigh.entmax(1.3),
     "top": weigh.top(2),
     "argmax": weigh.argmax(),
+    "gumbel": weigh.gumbel(seed=2),
+    "kernel": weigh.kernel(),
 }
 
 
