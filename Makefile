@@ -31,7 +31,7 @@ QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_reposi
            tests/test_cost.py tests/spec tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup first-look check test test-long test-everywhere sanitize bench bench-quick mutants wheel format clean
+.PHONY: help setup first-look check test test-long test-everywhere sanitize bench bench-quick mutants data wheel format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -104,6 +104,9 @@ bench-quick: setup  ## the same at small sizes, with the libraries that are inst
 
 mutants: setup  ## break the code on purpose, one break at a time: each must fail its law
 	@$(PY) tools/mutants.py
+
+data:  ## fetch the small public data that models are trained on, into data/
+	@$(PYTHON) tools/data.py
 
 wheel: setup  ## build the wheel, from a source archive so that nothing stale gets in
 	@$(PY) -m build --outdir $(DIST) .

@@ -23,3 +23,7 @@ class BudgetError(RegardError, MemoryError):
 
 class MissingError(RegardError, ImportError):
     """An optional package that this needs is not installed."""
+
+
+class LoadError(RegardError, ValueError):
+    """A file of weights cannot be read, or does not fit the model it is meant for."""

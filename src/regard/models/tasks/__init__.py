@@ -1,0 +1,25 @@
+"""What the models of `regard.models` are trained on, and how well they must do: one file a task."""
+
+from importlib import import_module
+from pathlib import Path
+
+from regard.errors import SpecError
+from regard.models.train import Task
+
+_WHERE = {
+    "language": ("language", "LanguageTask"),
+    "dates": ("dates", "DatesTask"),
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_WHERE)
+
+
+def task(name: str, data: str | Path = "data") -> Task:
+    """The task of a name; `data` is the folder that `make data` fills."""
+    if name not in _WHERE:
+        raise SpecError(f"the task must be one of {', '.join(_WHERE)}; got {name!r}.")
+    module, maker = _WHERE[name]
+    made: Task = getattr(import_module(f"regard.models.tasks.{module}"), maker)(Path(data))
+    return made

@@ -1,0 +1,244 @@
+"""Training: a task says what is learned and from what, a recipe how, and a `Training` does it, step by step.
+
+Everything random in a step follows from the recipe's seed and the number of the step alone. So a checkpoint is the
+parameters, what the optimiser remembers of them and the number of steps; who goes on from it gets the same bits as who
+never stopped.
+"""
+
+import json
+import math
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from regard.errors import LoadError, SpecError
+from regard.models.store import fit, read, write
+
+SCHEDULES = ("cosine", "original", "constant")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    `rate` is the highest learning rate. It rises to it over `warmup` steps; then "cosine" lets it fall to a tenth along
+    half a wave, "original" with the square root of the steps (as in the first transformer), "constant" not at all.
+    `decay` pulls matrices towards 0, `clip` is the longest gradient, `smoothing` the probability that is spread over
+    wrong answers.
+    """
+
+    steps: int
+    rate: float
+    warmup: int = 100
+    schedule: str = "cosine"
+    betas: tuple[float, float] = (0.9, 0.98)
+    decay: float = 0.01
+    clip: float = 1.0
+    smoothing: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise SpecError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}.")
+        if self.steps < 1 or self.warmup < 0:
+            raise SpecError(f"steps must be at least 1 and warmup 0; got {self.steps} and {self.warmup}.")
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step; the first one is step 0.
+
+        >>> r = Recipe(steps=1000, rate=1.0, warmup=100, schedule="original")
+        >>> [round(r.rate_at(step), 2) for step in (0, 49, 99, 399)]
+        [0.01, 0.5, 1.0, 0.5]
+        """
+        t = step + 1
+        if t <= self.warmup:
+            return self.rate * t / self.warmup
+        if self.schedule == "original":
+            return self.rate * math.sqrt(max(self.warmup, 1) / t)
+        if self.schedule == "constant":
+            return self.rate
+        way = min((t - self.warmup) / max(self.steps - self.warmup, 1), 1.0)
+        return self.rate * (0.55 + 0.45 * math.cos(math.pi * way))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a batch gave: the loss to follow downhill, and how many of its answers were right, of how many."""
+
+    loss: Tensor
+    right: int
+    of: int
+
+
+class Task(Protocol):
+    """What is learned, and from what."""
+
+    name: str
+    recipe: Recipe
+
+    def model(self) -> nn.Module:
+        """A model that has learned nothing yet."""
+
+    def words(self) -> dict[str, Any]:
+        """What its file of weights says about it; `model` of the task can be made from that."""
+
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+        """The loss on the batch of a step. All that is random about the batch comes from `draw`."""
+
+    def test(self, model: nn.Module) -> dict[str, float]:
+        """How good it is on what it was not trained on, by name."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A step that was taken."""
+
+    step: int
+    loss: float
+    accuracy: float
+    rate: float
+    seconds: float
+
+
+class Training:
+    """A model on its way. `advance` takes a step; `save` and `resume` stop and go on exactly.
+
+    While it runs, nothing else may change the model.
+    """
+
+    def __init__(self, task: Task, recipe: Recipe | None = None) -> None:
+        self.task = task
+        self.recipe = task.recipe if recipe is None else recipe
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.seed)
+            self.model = task.model()
+        self.step = 0
+        self.curve: list[Report] = []
+        self._optimizer = self._made_optimizer()
+
+    def _made_optimizer(self) -> AdamW:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.recipe.decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        return AdamW(groups, lr=self.recipe.rate, betas=self.recipe.betas, eps=1e-9, fused=True)
+
+    @property
+    def is_over(self) -> bool:
+        return self.step >= self.recipe.steps
+
+    def advance(self) -> Report:
+        """One step downhill."""
+        begin = time.perf_counter()
+        rate = self.recipe.rate_at(self.step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self.model.train()
+        number = self.recipe.seed * 1_000_003 + self.step
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number)
+            draw = torch.Generator().manual_seed(number + 500_000_000_000)
+            outcome = self.task.outcome(self.model, self.step, draw, self.recipe.smoothing)
+            self._optimizer.zero_grad()
+            outcome.loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        self._optimizer.step()
+        loss = float(outcome.loss.detach())
+        if not math.isfinite(loss):
+            raise SpecError(f"the loss must stay a number; got {loss} at step {self.step}. Use a lower rate.")
+        report = Report(self.step, loss, outcome.right / max(outcome.of, 1), rate, time.perf_counter() - begin)
+        self.step += 1
+        self.curve.append(report)
+        return report
+
+    def test(self) -> dict[str, float]:
+        """What the task measures on what was held out."""
+        self.model.eval()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(self.recipe.seed)
+            return self.task.test(self.model)
+
+    def save(self, path: str | Path) -> None:
+        """Everything that is needed to go on."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for kind in ("exp_avg", "exp_avg_sq"):
+                if parameter in self._optimizer.state:
+                    tensors[f"{kind}.{name}"] = self._optimizer.state[parameter][kind]
+        words = {
+            "task": self.task.name,
+            "step": self.step,
+            "recipe": asdict(self.recipe),
+            "curve": [[r.step, r.loss, r.accuracy, r.rate, r.seconds] for r in self.curve],
+        }
+        write(path, tensors, words)
+
+    @classmethod
+    def resume(cls, task: Task, path: str | Path, recipe: Recipe | None = None) -> "Training":
+        """A training that goes on where `save` left it; another recipe may say how many steps are left."""
+        tensors, words = read(path)
+        if words.get("task") != task.name:
+            raise LoadError(f"{path} must be a checkpoint of {task.name!r}; got one of {words.get('task')!r}.")
+        saved = words["recipe"]
+        made = cls(task, Recipe(**{**saved, "betas": tuple(saved["betas"])}) if recipe is None else recipe)
+        fit(made.model, _part(tensors, "model."), path)
+        made.step = words["step"]
+        made.curve = [Report(*row) for row in words["curve"]]
+        averages, squares = _part(tensors, "exp_avg."), _part(tensors, "exp_avg_sq.")
+        for name, parameter in made.model.named_parameters():
+            if name in averages:
+                made._optimizer.state[parameter] = {
+                    "step": torch.tensor(float(made.step)),
+                    "exp_avg": averages[name],
+                    "exp_avg_sq": squares[name],
+                }
+        return made
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def shortened(recipe: Recipe, steps: int | None, seed: int | None) -> Recipe:
+    """The same recipe with another number of steps and seed, where given; the warm-up shrinks along."""
+    if steps is not None:
+        recipe = replace(recipe, warmup=min(recipe.warmup, -(-steps // 10)), steps=steps)
+    return recipe if seed is None else replace(recipe, seed=seed)
+
+
+def answers(logits: Tensor, target: Tensor, smoothing: float, ignore: int = -100) -> Outcome:
+    """Cross-entropy of logits (..., classes) with the right classes (...), and how often the likeliest is right."""
+    flat, right = logits.flatten(0, -2), target.flatten()
+    loss = nn.functional.cross_entropy(flat, right, label_smoothing=smoothing, ignore_index=ignore)
+    counts = right != ignore
+    return Outcome(loss, int(((flat.detach().argmax(-1) == right) & counts).sum()), int(counts.sum()))
+
+
+POINTS = 200  # of a curve that is written down
+
+
+def curve_json(training: Training, results: dict[str, float]) -> str:
+    """How a training went, in at most `POINTS` means of neighbouring steps, and what the test said."""
+    size = -(-len(training.curve) // POINTS)
+    groups = [training.curve[begin : begin + size] for begin in range(0, len(training.curve), size)]
+    points = [
+        [g[-1].step + 1, round(sum(r.loss for r in g) / len(g), 4), round(sum(r.accuracy for r in g) / len(g), 4)]
+        for g in groups
+    ]
+    found = {
+        "task": training.task.name,
+        "recipe": asdict(training.recipe),
+        "parameters": sum(p.numel() for p in training.model.parameters()),
+        "seconds": round(sum(r.seconds for r in training.curve)),
+        "results": {name: round(number, 4) for name, number in results.items()},
+        "step, loss, accuracy": points,
+    }
+    lines = json.dumps(found, indent=1)
+    return re.sub(r"\[\s+([^\[\]]*?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", lines) + "\n"

@@ -1,0 +1,187 @@
+"""Attention as a layer: projections around `regard.attention`, with the parameters of `torch.nn.MultiheadAttention`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from regard.attention import attend, attention
+from regard.errors import SpecError
+from regard.nn.cache import LayerCache
+from regard.nn.position import Position
+from regard.result import Attended
+from regard.spec.mask import causal
+from regard.spec.score import scaled_dot
+
+
+class MultiHeadAttention(nn.Module):
+    """Self-attention, or with `keys` cross-attention: x (batch, n, width) in, (batch, n, width) out.
+
+    Fewer `key_heads` than `heads` share keys and values in groups. `key_width` and `value_width` are those of what is
+    looked at, where they differ from `width`. `score`, `mask` and `weigh` are those of `regard.attention`; a module in
+    the place of one of them is called for it at each call, so that it may learn.
+
+    Parameters have the names and shapes of `torch.nn.MultiheadAttention`: states load in both directions.
+
+    >>> layer = MultiHeadAttention(64, heads=8, key_heads=2)
+    >>> layer(torch.randn(2, 10, 64), mask=causal()).shape
+    torch.Size([2, 10, 64])
+    """
+
+    in_proj_weight: nn.Parameter | None
+    in_proj_bias: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        key_heads: int | None = None,
+        head_width: int | None = None,
+        key_width: int | None = None,
+        value_width: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        score: Any = None,
+        mask: Any = None,
+        weigh: Any = None,
+    ) -> None:
+        super().__init__()
+        key_heads = heads if key_heads is None else key_heads
+        if heads < 1 or key_heads < 1 or heads % key_heads:
+            raise SpecError(f"key_heads must divide heads; got heads={heads}, key_heads={key_heads}.")
+        if head_width is None and width % heads:
+            raise SpecError(f"heads must divide width, or give head_width; got width={width}, heads={heads}.")
+        self.heads, self.key_heads = heads, key_heads
+        self.head_width = width // heads if head_width is None else head_width
+        self.dropout = dropout
+        self.score, self.mask, self.weigh = score, mask, weigh
+        self._split = [heads * self.head_width, key_heads * self.head_width, key_heads * self.head_width]
+        of_keys = width if key_width is None else key_width
+        of_values = of_keys if value_width is None and key_width is not None else value_width or width
+        packed = of_keys == of_values == width
+        shapes = dict(zip("qkv", zip(self._split, (width, of_keys, of_values), strict=True), strict=True))
+        self.in_proj_weight = nn.Parameter(torch.empty(sum(self._split), width)) if packed else None
+        for name, shape in shapes.items():
+            self.register_parameter(f"{name}_proj_weight", None if packed else nn.Parameter(torch.empty(shape)))
+        self.in_proj_bias = nn.Parameter(torch.zeros(sum(self._split))) if bias else None
+        self.out_proj = nn.Linear(self._split[0], width, bias=bias)
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
+        mask: Any = None,
+        position: Position | None = None,
+        at: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """What each token takes from those it looks at.
+
+        `keys` and `values` (batch, n_k, ...) are looked at instead of x; `values` are the keys unless given. `position`
+        and `at`, where the tokens stand, are for self-attention. A `cache` is what x looks back at and is added to; in
+        cross-attention it is filled by the first call, and later calls need no keys.
+        """
+        q, k, v, options = self._question(x, keys, values, mask, position, at, cache)
+        o = attention(q, k, v, dropout=self.dropout if self.training else 0.0, **options)
+        return self.out_proj(o.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # modules are untyped
+
+    def attend(
+        self,
+        x: Tensor,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
+        mask: Any = None,
+        position: Position | None = None,
+        at: Tensor | None = None,
+    ) -> Attended:
+        """The attention inside this layer, kept open: weights by head, before the heads are joined."""
+        q, k, v, options = self._question(x, keys, values, mask, position, at, None)
+        return attend(q, k, v, **options)
+
+    def _question(
+        self,
+        x: Tensor,
+        keys: Tensor | None,
+        values: Tensor | None,
+        mask: Any,
+        position: Position | None,
+        at: Tensor | None,
+        cache: LayerCache | None,
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        if x.dim() != 3:
+            raise SpecError(f"x must be (batch, n, width); got shape {tuple(x.shape)}.")
+        crosses = keys is not None
+        known = cache.rows() if crosses and cache is not None else ()
+        if known:
+            q = self._by_head(self._projected(x, "q"))
+            k, v = known
+        else:
+            q, k, v = self._rows(x, keys, values)
+            if position is not None and not crosses:
+                q, k = position.turned(q, k, torch.arange(x.shape[1], device=x.device) if at is None else at)
+            if cache is not None:
+                k, v = cache.append(k, v)
+        score = _made(self.score)
+        rule = None if position is None or crosses else position.rule()
+        if rule is not None:
+            score = rule if score is None else _then(score, rule)
+        return q, k, v, {"score": score, "mask": self._seen(mask, q), "weigh": _made(self.weigh)}
+
+    def _rows(self, x: Tensor, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (batch, heads, n, width)."""
+        if keys is None and self.in_proj_weight is not None:  # one product for all three
+            parts = linear(x, self.in_proj_weight, self.in_proj_bias).split(self._split, dim=-1)
+        else:
+            keys = x if keys is None else keys
+            values = keys if values is None else values
+            parts = (self._projected(x, "q"), self._projected(keys, "k"), self._projected(values, "v"))
+        q, k, v = (self._by_head(part) for part in parts)
+        return q, k, v
+
+    def _projected(self, x: Tensor, name: str) -> Tensor:
+        place = "qkv".index(name)
+        begin, end = sum(self._split[:place]), sum(self._split[: place + 1])
+        weight = getattr(self, f"{name}_proj_weight")
+        weight = self.in_proj_weight[begin:end] if self.in_proj_weight is not None else weight
+        return linear(x, weight, None if self.in_proj_bias is None else self.in_proj_bias[begin:end])
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        batch, n, _ = rows.shape
+        return rows.view(batch, n, -1, self.head_width).transpose(1, 2)
+
+    def _seen(self, mask: Any, q: Tensor) -> Any:
+        seen = joined(_made(self.mask), mask)
+        return None if q.shape[2] == 1 and seen is causal() else seen  # one query at the end looks back at everything
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, key_heads={self.key_heads}, head_width={self.head_width}"
+
+
+def joined(*masks: Any) -> Any:
+    """What all masks allow; None allows everything."""
+    result = None
+    for mask in masks:
+        if mask is not None:
+            result = mask if result is None else result & mask
+    return result
+
+
+def _made(choice: Any) -> Any:
+    return choice() if isinstance(choice, nn.Module) else choice
+
+
+def _then(score: Any, rule: Any) -> Any:
+    return score.then(rule) if hasattr(score, "then") else scaled_dot().then(score).then(rule)

@@ -1,0 +1,148 @@
+"""A block: attention and a feed-forward part, each added to what came in.
+
+    norm first     x + f(norm(x))       the stream stays as it is; a norm stands at the end of the stack
+    norm last      norm(x + f(x))       as in the first transformer; needs warm-up
+
+Parameters have the names of torch's `TransformerEncoderLayer` and `TransformerDecoderLayer`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.cache import LayerCache
+from regard.nn.feedforward import activation_of, feed, linears
+from regard.nn.norm import norm_of
+from regard.nn.position import Position
+from regard.result import Attended
+
+
+@dataclass(frozen=True)
+class Design:
+    """How the blocks of a stack are made.
+
+    `hidden` is the width between the two matrices of the feed-forward part (None: `hidden_width`). With a `window`
+    tokens see only those less than this far away; without `positions` they are not told where they stand. `attention`
+    makes another layer for looking at each other, from this design: `lambda design: LatentAttention(...)`.
+    """
+
+    width: int
+    heads: int
+    hidden: int | None = None
+    key_heads: int | None = None
+    head_width: int | None = None
+    activation: str = "gelu"
+    norm: str = "layer"
+    norm_first: bool = True
+    eps: float = 1e-5
+    bias: bool = True
+    dropout: float = 0.0
+    window: int | None = None
+    positions: bool = True
+    attention: Callable[["Design"], nn.Module] | None = None
+
+    @property
+    def width_of_head(self) -> int:
+        return self.width // self.heads if self.head_width is None else self.head_width
+
+    def norm_layer(self) -> nn.Module:
+        return norm_of(self.norm, self.width, self.eps)
+
+    def attention_layer(self) -> MultiHeadAttention:
+        return MultiHeadAttention(
+            self.width,
+            self.heads,
+            key_heads=self.key_heads,
+            head_width=self.head_width,
+            bias=self.bias,
+            dropout=self.dropout,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """Where the tokens of a block look: at each other, and at the memory if there is one."""
+
+    own: Attended
+    memory: Attended | None
+
+
+class Block(nn.Module):
+    """x (batch, n, width) in and out. With `cross` it also looks at a memory, between the two other parts.
+
+    >>> import torch
+    >>> block = Block(Design(width=64, heads=4))
+    >>> block(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+    """
+
+    def __init__(self, design: Design, *, cross: bool = False) -> None:
+        super().__init__()
+        self.norm_first = design.norm_first
+        self.self_attn = design.attention_layer() if design.attention is None else design.attention(design)
+        self.multihead_attn = design.attention_layer() if cross else None
+        self.activation = activation_of(design.activation)
+        self.linear1, self.linear2 = linears(design.width, design.hidden, design.activation, design.bias)
+        self.norm1 = design.norm_layer()
+        self.norm2 = design.norm_layer()
+        self.norm3 = design.norm_layer() if cross else None
+        self.dropout = nn.Dropout(design.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        memory: Tensor | None = None,
+        mask: Any = None,
+        memory_mask: Any = None,
+        position: Position | None = None,
+        at: Tensor | None = None,
+        cache: LayerCache | None = None,
+        memory_cache: LayerCache | None = None,
+    ) -> Tensor:
+        """See `MultiHeadAttention`: `mask`, `position`, `at` and `cache` are for the tokens' look at each other,
+        `memory_mask` and `memory_cache` for that at the memory."""
+
+        def look(y: Tensor) -> Tensor:
+            return self.self_attn(y, mask=mask, position=position, at=at, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
+
+        def look_at_memory(y: Tensor) -> Tensor:
+            return self.multihead_attn(y, memory, mask=memory_mask, cache=memory_cache)  # type: ignore[no-any-return, misc]  # there with `cross`
+
+        x = self._with(x, self.norm1, look)
+        if self.multihead_attn is not None:
+            x = self._with(x, self.norm2, look_at_memory)
+        return self._with(x, self.norm2 if self.norm3 is None else self.norm3, self._feed)
+
+    def attend(
+        self,
+        x: Tensor,
+        *,
+        memory: Tensor | None = None,
+        mask: Any = None,
+        memory_mask: Any = None,
+        position: Position | None = None,
+        at: Tensor | None = None,
+    ) -> "Looks":
+        """The attention inside this block, kept open; arguments as in a call."""
+
+        def own(y: Tensor) -> Attended:
+            return self.self_attn.attend(y, mask=mask, position=position, at=at)  # type: ignore[no-any-return, operator]  # modules are untyped
+
+        looks = own(self.norm1(x) if self.norm_first else x)
+        if self.multihead_attn is None:
+            return Looks(looks, None)
+        after = self._with(x, self.norm1, lambda y: self.self_attn(y, mask=mask, position=position, at=at))
+        query = self.norm2(after) if self.norm_first else after
+        return Looks(looks, self.multihead_attn.attend(query, memory, mask=memory_mask))
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return feed(x, self.linear1, self.activation, self.linear2, self.dropout.p if self.training else 0.0)
+
+    def _with(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            return x + self.dropout(part(norm(x)))  # type: ignore[no-any-return]  # modules are untyped
+        return norm(x + self.dropout(part(x)))  # type: ignore[no-any-return]  # modules are untyped

@@ -1,0 +1,174 @@
+"""What a model has computed of the tokens so far, so that the next one costs only itself.
+
+A `KeyValueCache` has a `LayerCache` for each layer. What comes in is written behind what is there; what goes out are
+views of it, in the order of the tokens, so that kernels read them as they lie. Three kinds differ in where the room
+comes from:
+
+    growing        room doubles when it is used up
+    longest=n      room for n tokens, taken at once; more is an error
+    window=w       only the w - 1 last tokens stay: all that `causal() & window(w)` asks for. Room for 2w: when the end
+                   is reached, what stays moves to the beginning, once in w tokens
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.spec.mask import Mask, padding
+
+LEAST = 64  # tokens a growing cache has room for
+
+
+@dataclass(eq=False)
+class LayerCache:
+    """Rows (batch, heads, n, width) of one layer: keys and values, or whatever else it keeps of a token."""
+
+    longest: int | None = None
+    window: int | None = None
+    length: int = 0  # tokens that came in so far, also those that are gone
+    _rows: tuple[Tensor, ...] = ()
+    _begin: int = 0
+    _end: int = 0
+
+    def append(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """These rows behind what is kept; returns all of it, what the new tokens may look at."""
+        if any(r.requires_grad for r in rows) and torch.is_grad_enabled():
+            raise SpecError(
+                "a cache keeps numbers, not how they were made; got rows that require gradients. "
+                "Generate under torch.no_grad(), or call without a cache."
+            )
+        n = rows[0].shape[-2]
+        self._make_room(n, rows)
+        for kept, new in zip(self._rows, rows, strict=True):
+            kept[..., self._end : self._end + n, :] = new
+        self._end += n
+        self.length += n
+        seen = self.rows()
+        if self.window is not None:
+            self._begin = max(self._begin, self._end - self.window + 1)
+        return seen
+
+    def rows(self) -> tuple[Tensor, ...]:
+        """What is kept, as views."""
+        return tuple(kept[..., self._begin : self._end, :] for kept in self._rows)
+
+    @property
+    def kept(self) -> int:
+        """The number of tokens that the next ones will see."""
+        return self._end - self._begin
+
+    def crop(self, length: int) -> None:
+        """Forgets all but the first `length` tokens that came in."""
+        dropped = self.length - length
+        if not 0 <= dropped <= self.kept:
+            raise SpecError(
+                f"a cache can go back to between {self.length - self.kept} and {self.length} tokens; got {length}."
+            )
+        self.length -= dropped
+        self._end -= dropped
+
+    def reorder(self, order: Tensor) -> None:
+        """Batch element b becomes what order[b] was: beams that go on."""
+        self._rows = tuple(kept.index_select(0, order) for kept in self._rows)
+
+    def _make_room(self, n: int, like: tuple[Tensor, ...]) -> None:
+        room = self._rows[0].shape[-2] if self._rows else 0
+        if self._end + n <= room:
+            return
+        kept = self.kept
+        if self.longest is not None and self.length + n > self.longest:
+            raise SpecError(
+                f"this cache has room for longest={self.longest} tokens; got {self.length} and {n} more. "
+                "Make it longer, leave longest out so that it grows, or give a window."
+            )
+        if kept + n > room:
+            room = max(kept + n, self._wanted(room))
+            fresh = tuple(r.new_empty(*r.shape[:-2], room, r.shape[-1]) for r in like)
+        else:
+            fresh = self._rows
+        for old, new in zip(self._rows, fresh, strict=False):
+            stays = old[..., self._begin : self._end, :]
+            new[..., :kept, :] = stays.clone() if new is old and self._begin < kept else stays
+        self._rows, self._begin, self._end = fresh, 0, kept
+
+    def _wanted(self, room: int) -> int:
+        if self.longest is not None:
+            return self.longest
+        return 2 * self.window if self.window is not None else max(LEAST, 2 * room)
+
+
+@dataclass(eq=False)
+class KeyValueCache:
+    """The caches of a model's layers; see this module for the kinds.
+
+    `padding` says how many tokens at the beginning of each batch element are none: prompts of several lengths, aligned
+    at their ends.
+
+    >>> cache = KeyValueCache(window=4)
+    >>> k, v = cache[0].append(torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8))
+    >>> k.shape[-2], cache[0].kept, cache.length
+    (6, 3, 6)
+    """
+
+    longest: int | None = None
+    window: int | None = None
+    padding: Tensor | None = None
+    _layers: dict[tuple[int, str], LayerCache] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, number in (("longest", self.longest), ("window", self.window)):
+            if number is not None and number < 1:
+                raise SpecError(f"{name} must be at least 1; got {number}.")
+        if self.longest is not None and self.window is not None:
+            raise SpecError(f"a cache has one size: longest or window; got {self.longest} and {self.window}.")
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        """The cache of a layer's attention to its own tokens, made when it is first asked for."""
+        return self._layers.setdefault((layer, "own"), LayerCache(self.longest, self.window))
+
+    def memory(self, layer: int) -> LayerCache:
+        """The cache of a layer's attention to an encoder's output, which is filled once."""
+        return self._layers.setdefault((layer, "memory"), LayerCache())
+
+    @property
+    def length(self) -> int:
+        """How many tokens came in so far."""
+        return self[0].length
+
+    @property
+    def nbytes(self) -> int:
+        return sum(r.nbytes for layer in self._layers.values() for r in layer._rows)
+
+    def positions(self, n: int, device: torch.device | None = None) -> Tensor:
+        """Where the next n tokens stand: (n,), or (batch, n) where prompts differ in length."""
+        return places(self.length, n, self.padding, device)
+
+    def seen(self, n: int) -> Mask | None:
+        """Which of the keys that the next n tokens will be shown are real ones; None: all are."""
+        if self.padding is None:
+            return None
+        kept = self[0].kept
+        gone = self.length - kept
+        hidden = (self.padding - gone).clamp(min=0)
+        return padding(kept + n - hidden, side="left") if bool(hidden.any()) else None
+
+    def crop(self, length: int) -> None:
+        """Forgets all but the first `length` tokens."""
+        for (_, kind), layer in self._layers.items():
+            if kind == "own":
+                layer.crop(length)
+
+    def reorder(self, order: Tensor) -> None:
+        """Batch element b goes on with what order[b] has seen."""
+        for layer in self._layers.values():
+            layer.reorder(order)
+        if self.padding is not None:
+            self.padding = self.padding.index_select(0, order)
+
+
+def places(first: int, n: int, padding: Tensor | None = None, device: torch.device | None = None) -> Tensor:
+    """Where n tokens stand that come after `first` others."""
+    at = torch.arange(first, first + n, device=device)
+    return at if padding is None else (at - padding.to(at.device).unsqueeze(-1)).clamp(min=0)

@@ -1,0 +1,28 @@
+"""Normalisation of each vector: by mean and spread, or by its size alone."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from regard.errors import SpecError
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / √(mean x² + eps) · weight. torch's own takes the smallest float for eps unless told otherwise; models do not.
+
+    >>> import torch
+    >>> RMSNorm(2)(torch.tensor([3.0, 4.0]))
+    tensor([0.8485, 1.1314], grad_fn=...)
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__(width, eps=eps)
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
+
+
+def norm_of(kind: str, width: int, eps: float) -> nn.Module:
+    if kind not in NORMS:
+        raise SpecError(f"norm must be one of {', '.join(NORMS)}; got {kind!r}.")
+    return NORMS[kind](width, eps=eps)
