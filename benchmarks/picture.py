@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 FORWARD, BOTH, INK = "#0b7285", "#f08c00", "#343a40"
 HEIGHT = 0.38  # of a bar, where rows are 1 apart
 
-MODELS = ("encoder", "decoder")
+MODELS = ("encoder", "decoder", "training", "minilm")
 WORDS = {  # who has a mechanism, as a reader knows them
     "entmax's sparsemax": "entmax package",
     "entmax's entmax": "entmax package",
@@ -33,7 +33,7 @@ WORDS = {  # who has a mechanism, as a reader knows them
 GROUPS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "against torch": lambda row: _is_torch(row) and bool(row["backward"]) and not _is_tiled(row),
     "few queries over many keys, or a tiny call, against torch": lambda row: _is_call(row),
-    "whole models, without gradients, against the same on torch": lambda row: row["case"]["ours"] in MODELS,
+    "whole models, against the same on torch": lambda row: row["case"]["ours"] in MODELS,
     "measures of all weights, against regard's own forward pass": lambda row: row["case"]["ours"] == "measure",
     "other mechanisms, against whoever has them": lambda row: row["case"]["peer"] in MECHANISMS,
     "rules, against plain causal without them": lambda row: row["case"]["peer"] == "causal",

@@ -258,8 +258,8 @@ def answered(function: str) -> str:
 def around(function: str) -> AbstractContextManager[None]:
     """What must hold while a function and its gradient run: a twin's kernels stand in for the library's, and regard
     stands in for torch in a model."""
-    if function in models.RUNS:
-        return regard.replacing_sdpa()
+    if function in models.AROUND:
+        return models.AROUND[function]()
     return ByHand(TWINS[function], 256, CAP, SLOPES) if function in TWINS else nullcontext()
 
 
@@ -310,6 +310,8 @@ CASES = [
     Case("encoder as MiniLM, batch 32, n 128", (32, 12, 128, 32), "sdpa encoder", "encoder", gradients=False),
     Case("encoder as MiniLM, batch 32, n 512", (32, 12, 512, 32), "sdpa encoder", "encoder", gradients=False),
     Case("decoder as GPT-2, 64 tokens after 2048", (1, 12, 2048, 64), "sdpa decoder", "decoder", gradients=False),
+    Case("MiniLM in transformers, batch 32, n 256", (32, 12, 256, 32), "sdpa minilm", "minilm", gradients=False),
+    Case("a step of the language model's training", (8, 8, 512, 32), "sdpa training", "training", gradients=False),
 ]
 OTHER_MECHANISMS = [
     *(

@@ -37,7 +37,7 @@ from benchmarks.questions import (
 )
 from benchmarks.report import Rate, Row, complaints, left_out, times_table
 from benchmarks.rounds import Patience, Timing, take_turns, timed
-from regard.integrations import torch_sdpa
+from regard.integrations import huggingface, torch_sdpa
 
 ROOT = Path(__file__).parents[2]
 LENGTH = 320  # beyond the window of 256, and whole blocks of BigBird
@@ -333,6 +333,38 @@ def test_regard_stands_in_for_torch_in_a_model(run: Any, monkeypatch: pytest.Mon
     with around("encoder"):
         torch.testing.assert_close(run(model, tokens), expected, **CLOSE)
     assert len(asked) in (TOY.layers, 4 * TOY.layers)
+
+
+def test_a_training_step_is_the_same_on_torch_and_on_regard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.SIZES, "training", replace(models.LANGUAGE, layers=2, width=32, heads=4, vocabulary=50))
+    models.random_model.cache_clear()
+    tokens = models.prompts("training", 2, 90)
+    right = models.right_beginning("training", tokens)
+    for name in ("training", "sdpa training"):
+        with around(name):
+            found = FUNCTIONS[name](tokens)
+        torch.testing.assert_close(found[:1], right, rtol=1e-3, atol=1e-4)  # float32, through two layers and back
+    asked: list[int] = []
+    answer = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(models.F, "scaled_dot_product_attention", lambda *a, **b: asked.append(1) or answer(*a, **b))
+    FUNCTIONS["training"](tokens)
+    assert not asked
+    with around("sdpa training"):
+        FUNCTIONS["sdpa training"](tokens)
+    assert len(asked) == 2
+    models.random_model.cache_clear()
+
+
+@torch.no_grad()
+def test_minilm_asks_regard_where_it_is_regards_turn_and_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, asked = models.prompts("minilm", 2, 9), []
+    expected = reference("minilm", tokens)
+    answer = huggingface.attention
+    monkeypatch.setattr(huggingface, "attention", lambda *a, **b: asked.append(1) or answer(*a, **b))
+    for name, calls in (("sdpa minilm", 0), ("minilm", 6)):
+        with around(name):
+            torch.testing.assert_close(FUNCTIONS[name](tokens)[:1], expected, rtol=0, atol=1e-5)  # six layers
+        assert len(asked) == calls
 
 
 def test_growth_is_measured_at_half_the_length_and_the_whole() -> None:

@@ -9,6 +9,12 @@ from regard.models.train import Task
 _WHERE = {
     "language": ("language", "LanguageTask"),
     "dates": ("dates", "DatesTask"),
+    "bottleneck": ("bottleneck", "BottleneckTask"),
+    "digits": ("digits", "DigitsTask"),
+    "captions": ("captions", "CaptionsTask"),
+    "speech": ("speech", "SpeechTask"),
+    "karate": ("graphs", "KarateTask"),
+    "miserables": ("graphs", "MiserablesTask"),
 }
 
 

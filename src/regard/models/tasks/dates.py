@@ -142,7 +142,7 @@ class DatesTask:
     """Needs no data: days are counted, and said by rule."""
 
     name = "dates"
-    recipe = Recipe(steps=3000, rate=2e-3, warmup=300, schedule="original", smoothing=0.1, decay=0.0)
+    recipe = Recipe(steps=1200, rate=2e-3, warmup=200, schedule="original", smoothing=0.1, decay=0.0)
 
     def __init__(self, data: Path | None = None) -> None:
         del data

