@@ -297,7 +297,7 @@ def varied(sound: Tensor, draw: torch.Generator) -> Tensor:
     sound = interpolate(sound.view(1, 1, -1), size=n, mode="linear", align_corners=True).view(-1)
     sound = sound + 0.8 * (2 * tilt - 1) * pad(sound[:-1], (1, 0))
     before, after = torch.randint(FRAMES.rate // 10 + 1, (2,), generator=draw).tolist()
-    level = float(sound.square().mean().sqrt()) * 10 ** (-0.25 - 2 * loud)  # 5 to 45 decibels below the voice
+    level = sound.square().mean().sqrt() * 10 ** (-0.25 - 2 * loud)  # 5 to 45 decibels below the voice
     sound = pad(sound, (before, after))
     noise: Tensor = level * torch.randn(len(sound), generator=draw)
     return sound + noise
