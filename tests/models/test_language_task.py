@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from regard.errors import LoadError
-from regard.models.tasks.language import LanguageTask, repeated, say_again
+from regard.models.tasks.language import LanguageTask, induction, made, repeated, say_again
+from regard.models.text import END, Tokens
 
 WORDS = "whale sea ship captain mast harpoon wind night storm shore".split()
 
@@ -56,3 +57,31 @@ def test_what_is_held_out_is_not_trained_on(data: Path) -> None:
 def test_missing_data_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"trained on .*sotu, texts as \*\.txt; got none\. Run make data"):
         _ = LanguageTask(tmp_path).texts
+
+
+def test_the_measure_of_induction_is_its_definition() -> None:
+    torch.manual_seed(0)
+    design = {"width": 32, "heads": 4, "norm": "rms"}
+    model = made({"vocabulary": 50, "layers": 4, "design": design, "windows": [8, None, 16, None], "base": 100.0})
+    period, batch = 20, 2
+    found = induction(model, batch=batch, period=period, seed=5)
+    half = torch.randint(1, 50, (batch, period), generator=torch.Generator().manual_seed(5))
+    looks = model.decoder.attend(model.embedding(torch.cat((half, half), 1)))
+    for layer, expected in zip(looks, found, strict=True):
+        weights = layer.own.weights[...].detach()
+        total = torch.zeros(4)
+        for i in range(period, 2 * period):
+            total += weights[:, :, i, i - period + 1].sum(0)
+        torch.testing.assert_close(total / (batch * period), expected, rtol=1e-4, atol=1e-6)
+    assert float(found[0].max()) == 0.0  # a window of eight does not reach back a whole period
+    assert float(found[1].min()) > 0.0
+
+
+def test_a_vocabulary_gives_every_text_back(tmp_path: Path) -> None:
+    learned = Tokens.learned(["the whale the whale the whale"] * 20, 300)
+    for text in ("the whale", "naïve café — 数 \U0001f600\n\ttabs", "", END):
+        assert learned.decode(learned.encode(text)) == text
+    assert learned.texts(learned.encode("the whale"))[-1] == " whale"
+    assert learned.encode(END) == [learned.end]
+    learned.write(tmp_path / "x.json")
+    assert Tokens.read(tmp_path / "x.json").encode("the whale") == learned.encode("the whale")

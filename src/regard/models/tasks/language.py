@@ -24,8 +24,8 @@ from regard.models.train import Outcome, Recipe, answers
 from regard.nn.block import Design
 from regard.nn.position import Rotary
 
-SHORT, LONG = (8, 512), (1, 4096)  # sequences a step and tokens each; a long one every so often
-LONG_EVERY = 8
+SIZES = ((400, 64, 64), (700, 16, 256), (0, 8, 512))  # until which step so many rows, and tokens each: short ones first
+LONG, LONG_EVERY = (1, 4096), 8  # in the last of these, every so often
 HELD_OUT = 20  # one text in so many is not trained on
 VOCABULARY = 4096
 WINDOWS = (8, None, 64, None)  # how far the layers see, in turn
@@ -43,7 +43,7 @@ class LanguageTask:
     """`data` holds the folders that `make data` fetched: sotu and moby-dick."""
 
     name = "language"
-    recipe = Recipe(steps=1400, rate=3e-3, warmup=100, betas=(0.9, 0.95), decay=0.05)
+    recipe = Recipe(steps=1100, rate=3e-3, warmup=100, betas=(0.9, 0.95), decay=0.05)
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -85,7 +85,7 @@ class LanguageTask:
         return torch.tensor(found)
 
     def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
-        count, n = LONG if step % LONG_EVERY == LONG_EVERY - 1 else SHORT
+        count, n = size_of(step)
         rows = self.batch(count, n + 1, draw)
         return answers(model(rows[:, :-1]), rows[:, 1:], smoothing)
 
@@ -126,6 +126,18 @@ class LanguageTask:
         }
 
 
+def size_of(step: int) -> tuple[int, int]:
+    """How many rows a step has, and of how many tokens.
+
+    >>> [size_of(step) for step in (0, 699, 700, 703)]
+    [(64, 64), (16, 256), (8, 512), (1, 4096)]
+    """
+    for until, count, n in SIZES[:-1]:
+        if step < until:
+            return count, n
+    return LONG if step % LONG_EVERY == LONG_EVERY - 1 else SIZES[-1][1:]
+
+
 def repeated(vocabulary: int, n: int, draw: torch.Generator) -> Tensor:
     """n random tokens that come again and again, after 16 to n / 2 of them."""
     period = int(torch.randint(16, n // 2 + 1, (), generator=draw))
@@ -134,10 +146,10 @@ def repeated(vocabulary: int, n: int, draw: torch.Generator) -> Tensor:
 
 
 def say_again(row: Tensor, draw: torch.Generator) -> None:
-    """Up to four times, a passage of 16 to 128 tokens comes again further on."""
+    """Four times, a passage of 8 to 128 tokens, a quarter of the row at most, comes again further on."""
     n = len(row)
     for _ in range(4):
-        length = int(torch.randint(16, 129, (), generator=draw))
+        length = int(torch.randint(8, min(128, n // 4) + 1, (), generator=draw))
         first = int(torch.randint(n - 2 * length, (), generator=draw))
         again = int(torch.randint(first + length, n - length + 1, (), generator=draw))
         row[again : again + length] = row[first : first + length].clone()

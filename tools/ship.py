@@ -1,0 +1,26 @@
+"""Puts trained models into the package: `python tools/ship.py dates`, after `regard train` of the same names.
+
+Weights go beside the code, curves into docs/training.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from regard.models.shipped import WEIGHTS, ship
+from regard.models.tasks import task
+from regard.models.train import Training
+
+
+def main(names: list[str], runs: Path = Path("runs"), data: Path = Path("data")) -> None:
+    for name in names:
+        training = Training.resume(task(name, data), runs / name / "checkpoint.safetensors")
+        ship(training, WEIGHTS / f"{name}.safetensors")
+        curve = runs / name / "curve.json"
+        if curve.exists():
+            shutil.copy(curve, Path("docs/training") / f"{name}.json")
+        print(f"{name}: {training.step} steps, {(WEIGHTS / f'{name}.safetensors').stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
