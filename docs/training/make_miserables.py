@@ -20,7 +20,7 @@ def picture(found: dict) -> Figure:
     drawn = bars.barh(list(GUESSES.values()), shares, color=["#0b4a78", "#86bfe2", "#86bfe2"])
     bars.bar_label(drawn, fmt="%.1f", padding=3)
     bars.invert_yaxis()
-    bars.set(xlabel="% right", xlim=(0, 115), title="The characters whose community is not known")
+    bars.set(xlabel="% right", xlim=(0, 115), title="The other 62 characters")
     return figure
 
 

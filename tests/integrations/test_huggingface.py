@@ -342,6 +342,15 @@ def test_a_model_says_what_it_says_with_eager_and_every_layer_asks_regard(name: 
         torch.testing.assert_close(other, one, **SINGLE)
 
 
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+@torch.no_grad()
+def test_without_padding_it_says_the_same_too(name: str, calls: list[Any]) -> None:
+    made, text = ALL[name].make(), words()
+    eager, ours = on_both(made, lambda made: made(text)[0])
+    assert len(calls) == 2
+    torch.testing.assert_close(ours, eager, **SINGLE)
+
+
 def generated(made: Any, given: dict[str, Any], **options: Any) -> Any:
     generate = GenerationMixin.generate  # Whisper's own way needs the settings of a trained model
     plain = dict(max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True, output_logits=True)
@@ -371,13 +380,15 @@ def test_generation_with_a_cache_of_fixed_size_takes_the_same_tokens(name: str, 
     torch.testing.assert_close(torch.stack(ours.logits), torch.stack(eager.logits), **SINGLE)
 
 
+@pytest.mark.parametrize("real", [padding("left"), None], ids=["padded", "whole"])
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "GPT-OSS"])
 @torch.no_grad()
-def test_a_text_that_comes_in_pieces_is_the_same_text(name: str) -> None:
-    text, real = words(), padding("left")
+def test_a_text_that_comes_in_pieces_is_the_same_text(name: str, real: Tensor | None) -> None:
+    text = words()
+    before = None if real is None else real[:, :6]
 
     def in_pieces(made: Any) -> Tensor:
-        past = made(text[:, :6], attention_mask=real[:, :6], use_cache=True).past_key_values
+        past = made(text[:, :6], attention_mask=before, use_cache=True).past_key_values
         rest = made(text[:, 6:], attention_mask=real, past_key_values=past)
         return rest.logits
 
@@ -649,6 +660,15 @@ def test_masks_without_padding_are_the_same_object_each_time_so_that_calls_are_r
     real = torch.ones(BATCH, LENGTH, dtype=torch.bool)
     assert huggingface.make_mask(**asked(allow_is_causal_skip=True, attention_mask=real)) is None
     assert huggingface.make_mask(**asked(attention_mask=real)).kept.seen is regard.mask.causal()
+    both = dict(mask_function=masking_utils.bidirectional_mask_function, attention_mask=real)
+    assert huggingface.make_mask(**asked(**both, allow_is_bidirectional_skip=True)) is None
+
+
+def test_a_mask_that_sdpa_would_do_without_has_numbers_all_the_same() -> None:
+    few = asked(q_length=5, allow_is_causal_skip=True)
+    assert masking_utils.sdpa_mask(**few) is None
+    expected = masking_utils.sdpa_mask(**few | dict(allow_is_causal_skip=False))
+    assert torch.equal(huggingface.make_mask(**few) & True, expected)
 
 
 @pytest.mark.parametrize("length, is_none", [(WINDOW - 1, True), (WINDOW, True), (WINDOW + 1, False)])

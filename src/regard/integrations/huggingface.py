@@ -100,28 +100,10 @@ class FormulaMask(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch annotates the one that is turned off
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if _is_the_same_mask(function, args, kwargs):
+        if function in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):  # a slice of all is an alias
             return cls(args[0].kept, tuple(args[0].shape), args[0].device)
-        args, kwargs = tree_map_only(FormulaMask, lambda given: given.kept.numbers(), (args, kwargs))
+        args, kwargs = tree_map_only(FormulaMask, lambda given: given.kept.numbers(), (args, kwargs or {}))
         return function(*args, **kwargs)
-
-
-def _is_the_same_mask(function: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation gives a mask that is still a formula back as it came, such as a slice of all its keys."""
-    if not isinstance(args[0], FormulaMask) or isinstance(args[0].kept.seen, Tensor):
-        return False
-    aten = torch.ops.aten
-    if function in (aten.alias.default, aten.detach.default):
-        return True
-    if function is not aten.slice.Tensor or kwargs:
-        return False
-    return _is_all(*args)
-
-
-def _is_all(given: Tensor, dim: int = 0, begin: int | None = None, end: int | None = None, step: int = 1) -> bool:
-    """Whether a slice, by torch's own arguments, is the whole tensor."""
-    return not begin and (end is None or end >= given.shape[dim]) and step == 1
 
 
 def make_mask(

@@ -28,7 +28,9 @@ class ImageEncoder(nn.Module):
         self.grid = (image[0] // patch, image[1] // patch)
         self.patches = nn.Conv2d(channels, design.width, patch, stride=patch)
         self.gathering = nn.Parameter(torch.zeros(1, design.width))
-        self.position = nn.Parameter(0.02 * torch.randn(1 + self.grid[0] * self.grid[1], design.width))
+        # vectors of length 1: shorter ones are hardly seen beside those of patches, and training waits for them to grow
+        length = design.width**-0.5
+        self.position = nn.Parameter(length * torch.randn(1 + self.grid[0] * self.grid[1], design.width))
         self.dropout = nn.Dropout(design.dropout)
         self.encoder = Encoder(design, layers)
 

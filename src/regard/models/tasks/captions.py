@@ -1,8 +1,8 @@
 """Pictures of digits, and what they show, in words: "at the top a seven left of a two , at the bottom a pair of ones".
 
-A canvas has four cells, row by row. Some are empty; in the others lies a digit of MNIST, a little off the middle. The
-first word says how to read it: across, which goes through the rows, or down, which goes through the columns. Everything
-else follows from the canvas: each caption describes one arrangement, and an arrangement has one caption each way.
+A canvas has four cells, row by row. One to four of them, as often each, have a digit of MNIST, a little off the middle.
+The first word says how to read it: across, which goes through the rows, or down, which goes through the columns.
+Everything else follows from the canvas: each caption describes one arrangement, which has one caption each way.
 
     caption    line [, line]             a row if across, a column if down; empty ones are left out
     line       at the top, at the bottom; on the left, on the right: then
@@ -197,7 +197,7 @@ class CaptionsTask:
     """`data` holds the folder that `make data` fetched: mnist."""
 
     name = "captions"
-    recipe = Recipe(steps=4000, rate=2e-3, warmup=200, decay=0.05)
+    recipe = Recipe(steps=5000, rate=2e-3, warmup=200, decay=0.05)
 
     def __init__(self, data: Path) -> None:
         self.data = data
