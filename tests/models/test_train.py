@@ -169,23 +169,23 @@ def test_a_curve_is_written_in_few_points() -> None:
     assert found["parameters"] == sum(p.numel() for p in training.model.parameters())
 
 
-def _regard(*words: str, cwd: Path) -> list[str]:
+def _regard(*words: str) -> list[str]:
     return [sys.executable, "-m", "regard.cli", *words]
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = _regard("train", "dates", "--steps", "60", "--out", "run", cwd=tmp_path)
+    command = _regard("train", "dates", "--steps", "40", "--out", "run", "--every", "1")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
     running = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    time.sleep(12)
+    while not checkpoint.exists() and running.poll() is None:
+        time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=60)
-    if running.returncode == 0:
-        pytest.skip("it was over before it could be stopped")
+    _, errors = running.communicate(timeout=120)
     assert running.returncode == 130, errors.decode()
     assert b"stopped and saved after" in errors
-    _, words = read(tmp_path / "run" / "checkpoint.safetensors")
-    assert 0 < words["step"] < 60
+    _, words = read(checkpoint)
+    assert 0 < words["step"] < 40
     again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=300, check=True)
     assert f"going on after step {words['step']}".encode() in again.stdout
     assert json.loads((tmp_path / "run" / "curve.json").read_text())["results"]["tested"] > 0
@@ -196,7 +196,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
         (("train", "wonder"), "the task must be one of"),
         (("train", "language", "--data", "nothing"), "Run make data"),
     ):
-        result = subprocess.run(_regard(*words, cwd=tmp_path), cwd=tmp_path, capture_output=True, text=True)
+        result = subprocess.run(_regard(*words), cwd=tmp_path, capture_output=True, text=True)
         assert result.returncode == 2
         assert message in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1
