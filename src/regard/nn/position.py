@@ -8,7 +8,6 @@ A stack asks all three of any kind; those that have nothing to say there leave t
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,27 +228,6 @@ class RelativeBias(Position):
                 return made
             self._rule = (self.weight, made)
         return self._rule[1]
-
-
-KINDS = ("rotary", "rotary_interleaved", "alibi", "t5", "sinusoidal", "learned", "none")
-
-
-def position_of(kind: str, width: int, heads: int, *, head_width: int, longest: int | None, causal: bool) -> Position:
-    """A position by its name, for models that are made from a few words."""
-    if kind == "learned" and longest is None:
-        raise SpecError("learned positions need to know how many: give longest=.")
-    makers: dict[str, Callable[[], Position]] = {
-        "rotary": lambda: Rotary(head_width),
-        "rotary_interleaved": lambda: Rotary(head_width, layout="interleaved"),
-        "alibi": lambda: ALiBi(heads),
-        "t5": lambda: RelativeBias(heads, bidirectional=not causal),
-        "sinusoidal": lambda: Sinusoidal(width),
-        "learned": lambda: Learned(longest or 0, width),
-        "none": Position,
-    }
-    if kind not in makers:
-        raise SpecError(f"position must be one of {', '.join(KINDS)}; got {kind!r}.")
-    return makers[kind]()
 
 
 def speeds(width: int, base: float) -> Tensor:
