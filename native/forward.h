@@ -177,6 +177,7 @@ struct Forward {
           piece.k = k.at + (piece.from - key) * k.row, piece.v = v.at + (piece.from - key) * v.row;
           piece.k_row = k.row, piece.v_row = v.row;
           if (p.u) piece.raised = keys.from(piece.from - key);
+          if (until == p.n_k && !ruled && !p.u) ask_ahead(piece, item, n, piece.from - key);
           Machine machine{p.program ? *p.program : nothing, registers, b, h, panel.first + piece.low * LANES};
           with_vectors(std::min(piece.high, panel.lanes / LANES) - piece.low, [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
@@ -190,6 +191,24 @@ struct Forward {
       }
     }
     for (int64_t n = 0; n < last - first; ++n) finish(set[n], b, h, rows);
+  }
+
+  // While an item ends, memory that will be wanted next is asked for, from row `at` on: by the first panel the keys and
+  // values of the item this thread takes next, if all threads are equally fast, by the second its queries, by the third
+  // the place of this item's answers. Sequences of a hundred tokens would wait for these longer than for anything else.
+  void ask_ahead(Piece& piece, int64_t item, int64_t n, int64_t at) const {
+    const Problem& p = problem;
+    piece.soon_k = piece.soon_v = {};
+    const int64_t next = n == 2 ? item : item + p.threads;
+    if (n > 2 || next >= p.batch * p.heads * blocks) return;
+    const int64_t b = next / (p.heads * blocks), h = next / blocks % p.heads, key_head = h / (p.heads / p.key_heads);
+    const int64_t first = (blocks - 1 - next % blocks) * together * PANEL;
+    if (n == 0) {
+      piece.soon_k = soon(p.k, p.kind, b, key_head, at), piece.soon_v = soon(p.v, p.kind, b, key_head, at);
+    } else {
+      const Rows output{p.output, p.heads * p.n_q * p.value_width, p.n_q * p.value_width, p.value_width};
+      piece.soon_k = soon(n == 1 ? p.q : output, p.kind, b, h, first + at);
+    }
   }
 
   void finish(Panel& panel, int64_t b, int64_t h, float* rows) const {

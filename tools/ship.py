@@ -1,6 +1,6 @@
-"""Puts trained models into the package: `python tools/ship.py dates`, after `regard train` of the same names.
+"""Puts trained models into the package: `python tools/ship.py dates language`, after `regard train` of the same names.
 
-Weights go beside the code, curves into docs/training.
+Weights go beside the code, curves into docs/training. The language model is kept in 16 bits, with its vocabulary.
 """
 
 import shutil
@@ -9,13 +9,17 @@ from pathlib import Path
 
 from regard.models.shipped import WEIGHTS, ship
 from regard.models.tasks import task
+from regard.models.tasks.language import LanguageTask
 from regard.models.train import Training
 
 
 def main(names: list[str], runs: Path = Path("runs"), data: Path = Path("data")) -> None:
     for name in names:
-        training = Training.resume(task(name, data), runs / name / "checkpoint.safetensors")
-        ship(training, WEIGHTS / f"{name}.safetensors")
+        learned = task(name, data)
+        training = Training.resume(learned, runs / name / "checkpoint.safetensors")
+        ship(training, WEIGHTS / f"{name}.safetensors", half=isinstance(learned, LanguageTask))
+        if isinstance(learned, LanguageTask):
+            learned.tokens.write(WEIGHTS / f"{name}.json")
         curve = runs / name / "curve.json"
         if curve.exists():
             shutil.copy(curve, Path("docs/training") / f"{name}.json")

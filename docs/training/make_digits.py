@@ -30,7 +30,7 @@ def curve(axes, name):
 def laid_over(axes, image, weights, title):
     """An image, and over it in orange how much attention each of its patches (rows, columns) gets."""
     height, width = image.shape
-    axes.imshow(image, cmap="gray", vmin=0, vmax=1, extent=(0, width, height, 0))
+    axes.imshow(image, cmap="gray", extent=(0, width, height, 0))
     colour = torch.tensor([0.84, 0.37, 0.0]).expand(*weights.shape, 3)
     over = torch.cat((colour, (0.85 * weights / weights.max()).unsqueeze(-1)), dim=-1)
     axes.imshow(over.numpy(), extent=(0, width, height, 0), interpolation="nearest")

@@ -9,7 +9,9 @@ import torch
 from regard.errors import LoadError
 from regard.models.multimodal import Describer
 from regard.models.tasks.captions import (
+    BRIGHT,
     CELL,
+    DARK,
     END,
     LONGEST,
     NAMES,
@@ -85,7 +87,7 @@ def test_a_canvas_shows_what_its_caption_says() -> None:
     corners = [(0, 0), (0, CELL), (CELL, 0), (CELL, CELL)]
     for image, digits in zip(canvases.images[:, 0], canvases.digits, strict=True):
         for digit, (top, left) in zip(digits, corners, strict=True):
-            bright = float(image[top + CELL // 2, left + CELL // 2])
+            bright = (float(image[top + CELL // 2, left + CELL // 2]) - DARK) / (BRIGHT - DARK)
             assert bright == pytest.approx(0.0 if digit is None else (digit + 1) / 10, abs=1e-5)
     sentence = [canvases.ways[0], *(word.text for word in canvases.captions[0]), END]
     assert [WORDS[token] for token in canvases.tokens[0].tolist()][: len(sentence)] == sentence
@@ -101,9 +103,9 @@ def test_patches_belong_to_the_cell_they_lie_in() -> None:
     cell = cell_of_patch()
     assert cell.bincount().tolist() == [(CELL // PATCH) ** 2] * 4
     canvases = drawn(_flat(), 50, torch.Generator().manual_seed(1))
-    light = torch.nn.functional.avg_pool2d(canvases.images, PATCH).flatten(1)  # patches row by row
+    light = torch.nn.functional.max_pool2d(canvases.images, PATCH).flatten(1)  # patches row by row
     for row, digits in zip(light, canvases.digits, strict=True):
-        lit = {int(c) for c in cell[row > 0]}
+        lit = {int(c) for c in cell[row > DARK]}
         assert lit == {c for c, digit in enumerate(digits) if digit is not None}
 
 

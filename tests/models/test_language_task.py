@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import LoadError
-from regard.models.tasks.language import LanguageTask, induction, made, repeated, say_again
+from regard.models.tasks.language import UNASKED, LanguageTask, Stage, copying, induction, made, repeated, say_again
 from regard.models.text import END, Tokens
 
 WORDS = "whale sea ship captain mast harpoon wind night storm shore".split()
@@ -25,11 +25,19 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_random_tokens_come_again_after_their_period() -> None:
-    row = repeated(1000, 200, torch.Generator().manual_seed(1))
+    row, _ = repeated(1000, 200, torch.Generator().manual_seed(1))
     periods = [p for p in range(16, 101) if torch.equal(row[p:], row[:-p])]
     assert periods
     assert row.shape == (200,)
     assert int(row.min()) >= 1
+
+
+def test_only_what_was_there_before_is_asked_for() -> None:
+    for seed in range(20):
+        row, targets = repeated(1000, 200, torch.Generator().manual_seed(seed))
+        period = min(p for p in range(16, 101) if torch.equal(row[p:], row[:-p]))
+        assert bool((targets[: period - 1] == UNASKED).all())  # target i is token i + 1
+        assert torch.equal(targets[period - 1 :], row[period:])
 
 
 def test_a_passage_comes_again_further_on() -> None:
@@ -41,10 +49,35 @@ def test_a_passage_comes_again_further_on() -> None:
 
 
 def test_a_batch_is_decided_by_what_it_is_drawn_from(data: Path) -> None:
+    task, stage = LanguageTask(data), Stage(1, 8, 300, 0.25, 0.25)
+    one, two, other = (task.batch(stage, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
+    assert not torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("random, again", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)], ids=["text", "random", "again"])
+def test_what_is_asked_for_is_the_token_that_comes_next(data: Path, random: float, again: float) -> None:
     task = LanguageTask(data)
-    one, two, other = (task.batch(8, 300, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
+    tokens, targets = task.batch(Stage(1, 6, 100, random, again), torch.Generator().manual_seed(3))
+    assert tokens.shape == targets.shape == (6, 100)
+    asked = targets[:, :-1] != UNASKED
+    assert torch.equal(targets[:, :-1][asked], tokens[:, 1:][asked])
+    assert bool(asked.all()) == (random == 0.0)
+    text = task.train_stream.unfold(0, 100, 1)
+    in_text = [bool((text == row).all(1).any()) for row in tokens]
+    assert all(in_text) if random + again == 0.0 else not any(in_text)
+
+
+def test_layers_that_see_everything_begin_by_handing_on_half_of_what_they_see() -> None:
+    torch.manual_seed(0)
+    design = {"width": 32, "heads": 4, "norm": "rms", "bias": False}
+    model = copying(
+        made({"vocabulary": 50, "layers": 4, "design": design, "windows": [4, None, 16, None], "base": 100.0})
+    )
+    x = torch.randn(2, 1, 32)  # one token, which can only look at itself
+    for place, block in enumerate(model.decoder.blocks):
+        seen = block.self_attn(x)
+        assert torch.allclose(seen, x / 2, atol=1e-5) == (place % 2 == 1), place
 
 
 def test_what_is_held_out_is_not_trained_on(data: Path) -> None:

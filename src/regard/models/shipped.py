@@ -1,17 +1,37 @@
-"""The trained model that comes with the package: a translator of dates.
+"""The two trained models that come with the package: a language model and a translator of dates.
 
-How it was trained, on what, and how well it does: `docs/training/dates.md`.
+How they were trained, on what, and how well they do: `docs/training.md`.
 """
 
 from functools import cache
 from pathlib import Path
 
+from regard.models.language import LanguageModel
 from regard.models.store import fit, read, write
-from regard.models.tasks import dates
+from regard.models.tasks import dates, language
+from regard.models.text import Tokens
 from regard.models.train import Training
 from regard.models.translation import Translator
 
 WEIGHTS = Path(__file__).parent / "weights"
+
+
+@cache
+def language_model() -> tuple[LanguageModel, Tokens]:
+    """A language model of four layers and eight heads, and its vocabulary of 4096 pieces of text.
+
+    It takes texts of 16,384 tokens and more. Some of its heads look for what followed the last time: induction.
+
+    >>> import torch
+    >>> model, tokens = language_model()
+    >>> model(torch.tensor([tokens.encode("Call me")])).shape
+    torch.Size([1, 2, 4096])
+    """
+    path = WEIGHTS / "language.safetensors"
+    tensors, words = read(path)
+    model = language.made(words)
+    fit(model, tensors, path)
+    return model.eval(), Tokens.read(WEIGHTS / "language.json")
 
 
 @cache

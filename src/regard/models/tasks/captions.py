@@ -35,6 +35,7 @@ from regard.nn.position import Learned
 SIDE = 28  # pixels of a digit
 CELL = 32  # pixels of a cell
 PATCH = 8  # pixels of a patch: 16 patches a cell
+DARK, BRIGHT = -0.3, 2.7  # numbers for pixels: about 0 in the mean, and far enough apart to be learned from
 SHIFT, TURN, GROW = 2.0, 0.2, 0.1  # what is done to a digit before it is learned from; see `moved`
 HELD_OUT = 10  # one image in so many is not trained on
 BATCH = 64
@@ -129,7 +130,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Canvases:
-    """images (batch, 1, height, width), what lies in the four cells of each, and how each is to be read."""
+    """images (batch, 1, height, width) of numbers from DARK to BRIGHT, what lies in the four cells of each, and how each is to be read."""
 
     images: Tensor
     digits: list[list[int | None]]
@@ -153,7 +154,7 @@ def drawn(source: Labelled, count: int, draw: torch.Generator, *, turn: float = 
     chosen = torch.randint(len(source), (count, 4), generator=draw)
     cells = moved(source.images[chosen.flatten()], CELL, draw, shift=SHIFT, turn=turn, grow=grow)
     cells = cells.view(count, 2, 2, CELL, CELL) * filled.view(count, 2, 2, 1, 1)
-    images = cells.transpose(2, 3).reshape(count, 1, 2 * CELL, 2 * CELL)
+    images = DARK + (BRIGHT - DARK) * cells.transpose(2, 3).reshape(count, 1, 2 * CELL, 2 * CELL)
     labels = torch.where(filled, source.digits[chosen], -1).tolist()
     digits = [[None if digit < 0 else digit for digit in row] for row in labels]
     ways = [tuple(WAYS)[place] for place in torch.randint(2, (count,), generator=draw).tolist()]
@@ -197,14 +198,14 @@ class CaptionsTask:
     """`data` holds the folder that `make data` fetched: mnist."""
 
     name = "captions"
-    recipe = Recipe(steps=5000, rate=2e-3, warmup=200, decay=0.05)
+    recipe = Recipe(steps=6000, rate=2e-3, warmup=200, decay=0.05)
 
     def __init__(self, data: Path) -> None:
         self.data = data
 
     def words(self) -> dict[str, Any]:
         design = {"width": 64, "heads": 4, "hidden": 128}
-        return {"layers": 2, "eye_layers": 3, "design": design}
+        return {"layers": 2, "eye_layers": 2, "design": design}
 
     def model(self) -> nn.Module:
         return made(self.words())
@@ -228,7 +229,7 @@ class CaptionsTask:
         return {
             "exact": _exact(model, canvases),
             "words": _right_words(model, canvases, canvases.images),
-            "words_in_the_dark": _right_words(model, canvases, torch.zeros_like(canvases.images)),
+            "words_in_the_dark": _right_words(model, canvases, torch.full_like(canvases.images, DARK)),
             "digit_words": _right_words(model, canvases, canvases.images, only=(*NAMES, *PLURALS)),
             "look_by_chance": by_chance,
             **{f"look_{place}": float(share) for place, share in enumerate(looks.mean(-1), 1)},

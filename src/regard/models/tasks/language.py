@@ -2,14 +2,17 @@
 
 Layers take turns: one sees a few tokens before and knows where they stand (rotary), the next sees all there is and
 knows no positions. So nothing it has learned ends at a length, and 16,384 tokens are as good as 512. The first layer
-sees eight tokens. It finds the one before among so few soon, and what looks for repetitions stands on that.
+sees four tokens. It finds the one before among so few soon, and what looks for repetitions stands on that.
 
 A part of what it reads says something twice: a passage that comes again, or random tokens that do. What helps there is
-to look for what followed the last time: induction.
+to look for what followed the last time: induction. Three things bring it about in a few hundred steps instead of many
+thousands: random tokens come first and alone (`STAGES`), nobody is asked for those that cannot be known (`repeated`),
+and layers that see everything begin by handing on what they see (`copying`).
 """
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,12 +27,28 @@ from regard.models.train import Outcome, Recipe, answers
 from regard.nn.block import Design
 from regard.nn.position import Rotary
 
-SIZES = ((400, 64, 64), (700, 16, 256), (0, 8, 512))  # until which step so many rows, and tokens each: short ones first
-LONG, LONG_EVERY = (1, 4096), 8  # in the last of these, every so often
 HELD_OUT = 20  # one text in so many is not trained on
 VOCABULARY = 4096
-WINDOWS = (8, None, 64, None)  # how far the layers see, in turn
+WINDOWS = (4, None, 64, None)  # how far the layers see, in turn
 BASE = 100.0  # of rotary positions: the slowest feature turns once in about as many tokens as the widest window has
+
+UNASKED = -100  # in the place of a token that nobody could know
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Until which step so many rows of so many tokens are read, and which shares of them are random tokens that come
+    again, and text in which passages do."""
+
+    until: int
+    rows: int
+    n: int
+    random: float
+    again: float
+
+
+STAGES = (Stage(500, 16, 64, 1.0, 0.0), Stage(800, 32, 128, 0.5, 0.25), Stage(3300, 8, 512, 0.25, 0.25))
+LONG, LONG_EVERY = Stage(3300, 1, 4096, 0.25, 0.25), 8  # in the last stage, every so often
 
 
 def made(words: dict[str, Any]) -> LanguageModel:
@@ -43,7 +62,7 @@ class LanguageTask:
     """`data` holds the folders that `make data` fetched: sotu and moby-dick."""
 
     name = "language"
-    recipe = Recipe(steps=1100, rate=3e-3, warmup=100, betas=(0.9, 0.95), decay=0.05)
+    recipe = Recipe(steps=STAGES[-1].until, rate=3e-3, warmup=100, betas=(0.9, 0.95), decay=0.05)
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -53,7 +72,7 @@ class LanguageTask:
         return {"vocabulary": self.tokens.size, "layers": 4, "design": design, "windows": list(WINDOWS), "base": BASE}
 
     def model(self) -> nn.Module:
-        return made(self.words())
+        return copying(made(self.words()))
 
     @cached_property
     def texts(self) -> tuple[list[str], list[str]]:
@@ -85,22 +104,22 @@ class LanguageTask:
         return torch.tensor(found)
 
     def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
-        count, n = size_of(step)
-        rows = self.batch(count, n + 1, draw)
-        return answers(model(rows[:, :-1]), rows[:, 1:], smoothing)
+        tokens, targets = self.batch(stage_of(step), draw)
+        return answers(model(tokens), targets, smoothing, ignore=UNASKED)
 
-    def batch(self, count: int, n: int, draw: torch.Generator) -> Tensor:
-        """Rows of text: half of them as they stand, a quarter in which passages come again, and a quarter of random
-        tokens that do."""
-        stream = self.train_stream
-        begin = torch.randint(len(stream) - n, (count,), generator=draw)
+    def batch(self, stage: Stage, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens (rows, n), and those that come next."""
+        stream, n = self.train_stream, stage.n + 1
+        begin = torch.randint(len(stream) - n, (stage.rows,), generator=draw)
         rows = torch.stack([stream[b : b + n] for b in begin.tolist()])
-        for row, kind in zip(rows, torch.randint(8, (count,), generator=draw).tolist(), strict=True):
-            if kind <= 1:
-                row.copy_(repeated(self.tokens.size, n, draw))
-            elif kind <= 3:
-                say_again(row, draw)
-        return rows
+        targets = rows[:, 1:].clone()
+        for place, kind in enumerate(torch.rand(stage.rows, generator=draw).tolist()):
+            if kind < stage.random:
+                rows[place], targets[place] = repeated(self.tokens.size, n, draw)
+            elif kind < stage.random + stage.again:
+                say_again(rows[place], draw)
+                targets[place] = rows[place, 1:]
+        return rows[:, :-1], targets
 
     def test(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, LanguageModel)
@@ -126,23 +145,47 @@ class LanguageTask:
         }
 
 
-def size_of(step: int) -> tuple[int, int]:
-    """How many rows a step has, and of how many tokens.
+def stage_of(step: int) -> Stage:
+    """What a step reads.
 
-    >>> [size_of(step) for step in (0, 699, 700, 703)]
-    [(64, 64), (16, 256), (8, 512), (1, 4096)]
+    >>> [(s.rows, s.n) for s in map(stage_of, (0, 799, 800, 807))]
+    [(16, 64), (32, 128), (8, 512), (1, 4096)]
     """
-    for until, count, n in SIZES[:-1]:
-        if step < until:
-            return count, n
-    return LONG if step % LONG_EVERY == LONG_EVERY - 1 else SIZES[-1][1:]
+    for stage in STAGES[:-1]:
+        if step < stage.until:
+            return stage
+    return LONG if step % LONG_EVERY == LONG_EVERY - 1 else STAGES[-1]
 
 
-def repeated(vocabulary: int, n: int, draw: torch.Generator) -> Tensor:
-    """n random tokens that come again and again, after 16 to n / 2 of them."""
+def copying(model: LanguageModel) -> LanguageModel:
+    """The model, with layers that see everything changed so that they hand on half of what they look at, as it is.
+
+    What a head reads, it writes back in the same directions: W_o = W_v' / 2 with an orthogonal W_v, so that the heads
+    together add half of the vectors they see. Trained layers often come close to such products (Trockman and Kolter,
+    2023), and to copy a token is what a head has to do once it has found the right one.
+    """
+    with torch.no_grad():
+        for block, design in zip(model.decoder.blocks, model.decoder.designs, strict=True):
+            if design.window is None:
+                layer, width = block.self_attn, design.width
+                turn = nn.init.orthogonal_(torch.empty(width, width))
+                layer.in_proj_weight[-width:] = turn
+                layer.out_proj.weight.copy_(turn.mT / 2)
+    return model
+
+
+def repeated(vocabulary: int, n: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """n random tokens that come again and again, after 16 to n / 2 of them; and the n - 1 that come next, of which those
+    that come for the first time are not asked for.
+
+    >>> tokens, targets = repeated(4096, 65, torch.Generator().manual_seed(0))
+    >>> period = int((targets == UNASKED).sum()) + 1
+    >>> torch.equal(targets[period - 1 :], tokens[period:]), torch.equal(tokens[period:], tokens[:-period])
+    (True, True)
+    """
     period = int(torch.randint(16, n // 2 + 1, (), generator=draw))
-    tokens = torch.randint(1, vocabulary, (period,), generator=draw)
-    return tokens.repeat(-(-n // period))[:n]
+    tokens = torch.randint(1, vocabulary, (period,), generator=draw).repeat(-(-n // period))[:n]
+    return tokens, tokens[1:].index_fill(0, torch.arange(period - 1), UNASKED)
 
 
 def say_again(row: Tensor, draw: torch.Generator) -> None:
