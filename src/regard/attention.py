@@ -1,5 +1,6 @@
 """The whole way of a call on one screen: read the question, choose how, run it, hand it back."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from regard.engine.reference import Reference
 from regard.engine.relative import relative_output
 from regard.engine.threshold import matrix_of
 from regard.engine.tiled import Tiled
+from regard.heard import listeners
 from regard.plan.blocks import blocks
 from regard.plan.choose import Plan, choose
 from regard.result import Attended
@@ -74,7 +76,21 @@ def attention(
     if torch.compiler.is_compiling():
         node = traced(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
         return node if node is not None else _outside(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
-    return _now(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
+    if not listeners():
+        return _now(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
+    told = _told(q, k, v, score, mask, weigh, value, start)
+    output = _now(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
+    for then in told:
+        then(output)
+    return output
+
+
+def _told(
+    q: Any, k: Any, v: Any, score: Any, mask: Any, weigh: Any, value: Any, start: Any
+) -> list[Callable[[Any], None]]:
+    """Tells who listens what weights and the answer without dropout follow from; what is to be told the answer."""
+    asked = {"q": q, "k": k, "v": v, "score": score, "mask": mask, "weigh": weigh, "value": value, "start": start}
+    return [listener(asked) for listener in listeners()]
 
 
 def _now(
@@ -127,6 +143,7 @@ def attend(
     >>> attend(q, q, q).weights[0].tolist()
     [0.6697615385055542, 0.3302384614944458]
     """
+    told = _told(q, k, v, score, mask, weigh, value, start)
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
     plan = choose(question.spec, IN_ORDER, engine)
     output, statistic, ran, inputs = answer(question, plan)
@@ -134,7 +151,10 @@ def attend(
     shaped = None if statistic is None else question.shaped(statistic.to(exact))
     matrix = partial(_matrix, ran, inputs, statistic)
     weights = Weights(question, plan, inputs, statistic, matrix, partial(_parts, ran))
-    return Attended(question.shaped(output), weights, question.seed, shaped)
+    attended = Attended(question.shaped(output), weights, question.seed, shaped)
+    for then in told:
+        then(attended.output)
+    return attended
 
 
 @runs_eagerly

@@ -19,7 +19,7 @@ ORDER = (
     (APART, ("spec", "cost")),
     (APART, ("plan",)),
     (APART, ("engine",)),
-    (APART, ("again", "traced")),
+    (APART, ("again", "traced", "heard")),
     (TOGETHER, ("result", "weights", "measure")),
     (APART, ("attention",)),
     (APART, ("packed", "operators")),

@@ -173,13 +173,17 @@ def _read(function: Callable[..., Any], padding: Tensor | None, q_offset: int, k
         return found if padding is None else found & padding[b, j + kv_offset]
 
     made = mask.where(seen)
-    return made if made.tensors else _without_tensors(made.term)
+    if made.tensors:
+        return made
+    first = _made_first(made.term)
+    first[:] = first or [made]
+    return first[0]
 
 
 @lru_cache(maxsize=64)
-def _without_tensors(term: Term) -> Mask:
-    """One object for one formula: a call that was answered before is recognised by its mask being the same."""
-    return Mask(term)
+def _made_first(term: Term) -> list[Mask]:
+    """The mask that was first made of a formula: a call that was answered before is recognised by its mask."""
+    return []
 
 
 def answer(
@@ -203,6 +207,29 @@ def answer(
     added; `s_aux` has a sink's logit for each head. The weights (batch, heads, n_q, n_k) are None unless the model was
     asked for `output_attentions`, and are those before dropout.
     """
+    asked = question(
+        module, query, key, value, attention_mask, scaling, is_causal, position_bias, softcap, s_aux, **others
+    )
+    if not _wants_weights(others):
+        return attention(**asked, dropout=dropout).transpose(1, 2).contiguous(), None
+    attended = attend(**asked, dropout=dropout)
+    return attended.output.transpose(1, 2).contiguous(), attended.weights[...].to(query.dtype)
+
+
+def question(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | Tensor | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> dict[str, Any]:
+    """What `attention` is to be asked in place of a layer's call without dropout: its arguments by name."""
     _refuse(module, others)
     if torch.is_autocast_enabled(query.device.type):  # transformers' own backends run in autocast's precision
         exact = torch.get_autocast_dtype(query.device.type)
@@ -217,17 +244,15 @@ def answer(
             start = None if n_q == n_k else 0  # without a mask nothing came before the first query
     elif isinstance(seen, Tensor) and seen.dtype != torch.bool:
         seen, added = None, [position_bias, seen]
-    asked: dict[str, Any] = dict(
-        score=_score(query.shape[-1], scaling, softcap, added),
-        mask=seen,
-        weigh=None if s_aux is None else weigh.sink(s_aux.reshape(-1)),
-        dropout=dropout,
-        start=start,
-    )
-    if not _wants_weights(others):
-        return attention(query, key, value, **asked).transpose(1, 2).contiguous(), None
-    attended = attend(query, key, value, **asked)
-    return attended.output.transpose(1, 2).contiguous(), attended.weights[...].to(query.dtype)
+    return {
+        "q": query,
+        "k": key,
+        "v": value,
+        "score": _score(query.shape[-1], scaling, softcap, added),
+        "mask": seen,
+        "weigh": None if s_aux is None else weigh.sink(s_aux.reshape(-1)),
+        "start": start,
+    }
 
 
 def _refuse(module: Any, others: dict[str, Any]) -> None:

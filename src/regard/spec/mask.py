@@ -185,11 +185,11 @@ def where(function: Callable[..., Any]) -> Mask:
             f"a mask function must say True or False; got the {got}. Compare it with something, as in `!= 0`; "
             "to change scores use score=."
         )
-    return _formula(traced.term, traced.tensors, traced.names)
+    return from_term(traced.term, traced.tensors, traced.names)
 
 
 @named
-def _formula(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Mask:
+def from_term(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Mask:
     return Mask(term, tuple(tensors), tuple(names))
 
 

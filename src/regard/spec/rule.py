@@ -56,11 +56,11 @@ def written_rule(function: Callable[..., Any], *variables: str, **options: Any) 
 def rule(function: Callable[..., Any]) -> Rule:
     """The rule a function (s, b, h, i, j) describes, as FlexAttention's `score_mod`; read once, for reuse."""
     traced = trace(function, SCORE_VARIABLES)
-    return _formula(apply("to_float", traced.term), traced.tensors, traced.names)
+    return from_term(apply("to_float", traced.term), traced.tensors, traced.names)
 
 
 @named
-def _formula(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Rule:
+def from_term(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Rule:
     return Rule(term, tuple(tensors), tuple(names))
 
 

@@ -167,7 +167,8 @@ def copying(model: LanguageModel) -> LanguageModel:
     with torch.no_grad():
         for block, design in zip(model.decoder.blocks, model.decoder.designs, strict=True):
             if design.window is None:
-                layer, width = block.self_attn, design.width
+                layer: Any = block.self_attn
+                width = design.width
                 turn = nn.init.orthogonal_(torch.empty(width, width))
                 layer.in_proj_weight[-width:] = turn
                 layer.out_proj.weight.copy_(turn.mT / 2)
@@ -175,8 +176,8 @@ def copying(model: LanguageModel) -> LanguageModel:
 
 
 def repeated(vocabulary: int, n: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """n random tokens that come again and again, after 16 to n / 2 of them; and the n - 1 that come next, of which those
-    that come for the first time are not asked for.
+    """n random tokens that come again and again, after 16 to n / 2 of them; and the n - 1 that come next, of which
+    those that come for the first time are not asked for.
 
     >>> tokens, targets = repeated(4096, 65, torch.Generator().manual_seed(0))
     >>> period = int((targets == UNASKED).sum()) + 1

@@ -1,0 +1,1 @@
+"""Looking into models: what they attend to, at any length, without the matrix."""

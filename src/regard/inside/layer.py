@@ -1,0 +1,105 @@
+"""The calls of one module on a tape. Calls that go on where the last one ended, as in generation, are one matrix."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.inside.take import Take
+from regard.result import Attended
+from regard.spec import mask
+from regard.spec.mask import Mask
+
+
+class Layer:
+    """A module that attends: its path in the model, its number among such modules, and what it was asked.
+
+    `heads` are the numbers of those that were kept.
+    """
+
+    def __init__(self, path: str, number: int, heads: list[int] | None) -> None:
+        self.path, self.number = path, number
+        self.takes: list[Take] = []
+        self._chosen = heads
+
+    @property
+    def heads(self) -> list[int]:
+        return list(range(self.takes[0].q.shape[1])) if self._chosen is None else self._chosen
+
+    def add(self, take: Take) -> int:
+        """Keeps a call. Keys and values that the last one had are kept once: the bytes that were saved."""
+        self.__dict__.pop("attended", None)
+        last = self.takes[-1] if self.takes else None
+        self.takes.append(take)
+        if last is None or not _begins_with(take, last):
+            return 0
+        saved = last.k.nbytes + last.v.nbytes
+        for earlier in self._run()[:-1]:
+            earlier.over(take.k, take.v)
+        return saved
+
+    def _run(self) -> list[Take]:
+        """The last calls whose keys begin with those of the call before."""
+        first = len(self.takes) - 1
+        while first and _may_begin(self.takes[first], self.takes[first - 1]):
+            first -= 1
+        return self.takes[first:]
+
+    @cached_property
+    def attended(self) -> Attended:
+        """All calls as one, kept open."""
+        if len(self.takes) == 1:
+            return self.takes[0].attended
+        return _joined(self).attended
+
+
+def _may_begin(take: Take, last: Take) -> bool:
+    return take.k.shape[:-2] == last.k.shape[:-2] and take.k.shape[-2] >= last.k.shape[-2]
+
+
+def _begins_with(take: Take, last: Take) -> bool:
+    if not _may_begin(take, last):
+        return False
+    n_k = last.k.shape[-2]
+    return torch.equal(take.k[..., :n_k, :], last.k) and torch.equal(take.v[..., :n_k, :], last.v)
+
+
+def _joined(layer: Layer) -> Take:
+    """All queries of a layer over the keys of its last call."""
+    first, *others = layer.takes
+    last = layer.takes[-1]
+    grown = [take.k.shape[-2] - before.k.shape[-2] for take, before in zip(others, layer.takes, strict=False)]
+    shares = len(layer._run()) == len(layer.takes) and last.k.data_ptr() == first.k.data_ptr()
+    follows = all(more == take.q.shape[-2] for more, take in zip(grown, others, strict=True))
+    stays = all(more == 0 for more in grown)
+    alike = all(take.options[name] is None or name == "mask" for take in layer.takes for name in take.options)
+    if not (shares and alike and (follows or stays)):
+        raise SpecError(
+            f"the calls of a layer must go on where the last one ended, as in generation, to be one matrix; "
+            f"{layer.path} was called {len(layer.takes)} times with other keys or rules. Take them one by one: "
+            f"tape.calls({layer.number})."
+        )
+    q = torch.cat([take.q for take in layer.takes], dim=2)
+    return Take(q, last.k, last.v, {"mask": _joined_mask(layer.takes, follows)}, None, last.source)
+
+
+def _joined_mask(takes: list[Take], follows: bool) -> Mask | None:
+    """Whom each query sees. In a text that grows, one query at the end sees everything so far."""
+    masks = [take.options["mask"] for take in takes]
+    causal = [m is mask.causal() or (m is None and take.q.shape[2] == 1) for m, take in zip(masks, takes, strict=True)]
+    if follows and all(causal):
+        return mask.causal()
+    if not follows and all(m is None for m in masks):
+        return None
+    rows = torch.cat([_seen(take, takes[-1].k.shape[-2]) for take in takes], dim=2)
+    return mask.tensor(rows)
+
+
+def _seen(take: Take, n_k: int) -> Tensor:
+    """Whom the queries of a call see, of so many keys: (batch, heads, n_q, n_k)."""
+    batch, heads, n_q, here = take.q.shape[0], take.q.shape[1], take.q.shape[2], take.k.shape[-2]
+    chosen = take.options["mask"]
+    rows = torch.zeros(batch, heads, n_q, n_k, dtype=torch.bool)
+    rows[..., :here] = True if chosen is None else chosen.dense(n_q, here, batch=batch, heads=heads)
+    return rows

@@ -1,0 +1,157 @@
+"""Recording: a model runs as it always does, and what its attention was asked is kept."""
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import BudgetError, SpecError, TraceError
+from regard.inside.calls import Answered, Heard, heard
+from regard.inside.take import taken
+from regard.inside.tape import Tape
+from regard.weights import byte_count
+
+Which = int | str | Iterable[int | str]
+
+
+@contextmanager
+def record(
+    model: nn.Module,
+    *,
+    layers: Which | None = None,
+    heads: Iterable[int] | None = None,
+    budget: str | float = "2GB",
+) -> Iterator[Tape]:
+    """Inside, every call of attention that the model makes is kept: q, k, v and what was asked, not the weights.
+
+    `layers` are numbers in the order in which modules first attend, or paths of modules; `heads` numbers of heads;
+    None is all of them. What does not fit into `budget` bytes is left out, and `tape.dropped` says so. The model's
+    outputs stay what they are. What is read from the tape is computed then.
+
+    >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, batch_first=True), 2).eval()
+    >>> with record(model) as tape:
+    ...     y = model(torch.randn(1, 10, 16))
+    >>> tape[1].weights[0, 3].sum(-1).allclose(torch.ones(10))
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"record must be given a torch.nn.Module; got {type(model).__name__}.")
+    recorder = _Recorder(model, layers, heads, byte_count(budget), budget)
+    with _eagerly(model), recorder.following(), heard(model, recorder.hear):
+        yield recorder.tape
+    recorder.check()
+
+
+def _eagerly(model: nn.Module) -> Any:
+    """Compiled modules run as they were written: inside a graph nobody can be heard."""
+    compiled = sys.modules.get("torch._dynamo.eval_frame")
+    if compiled is not None and any(isinstance(module, compiled.OptimizedModule) for module in model.modules()):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
+
+
+class _Recorder:
+    def __init__(self, model: nn.Module, layers: Any, heads: Any, budget: int, said: Any) -> None:
+        self.names = {module: name for name, module in model.named_modules()}
+        self.wanted = None if layers is None else [layers] if isinstance(layers, (int, str)) else list(layers)
+        self.heads = None if heads is None else list(heads)
+        self.budget, self.said, self.used = budget, said, 0
+        self.running: list[str] = []  # the modules that are, from the outermost in
+        self.thread = threading.get_ident()
+        self.kept: dict[Any, tuple[Tensor, Tensor]] = {}  # tensors of masks and rules, and their copies
+        self.tape = Tape()
+        self.seen: dict[str, int] = {}  # paths that attended, in order
+        self.kind = type(model).__name__
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Inside, `running` is kept. Hooks of all modules, not of single ones: those would keep torch from its fused
+        kernels."""
+
+        def enter(module: nn.Module, _: Any) -> None:
+            if module in self.names and threading.get_ident() == self.thread:
+                self.running.append(self.names[module])
+
+        def leave(module: nn.Module, *_: Any) -> None:
+            if module in self.names and threading.get_ident() == self.thread:
+                self.running.pop()
+
+        hooks = (
+            nn.modules.module.register_module_forward_pre_hook(enter),
+            nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self.kept.clear()
+
+    def hear(self, call: Heard) -> Answered | None:
+        path = ".".join(part for part in (self.running[-1] if self.running else "", call.inside) if part)
+        number = self.seen.setdefault(path, len(self.seen))
+        if not self._is_wanted(number, path):
+            return None
+        try:
+            with torch.no_grad():
+                take = taken(call.ask(), self.heads, self._copied, call.source)
+        except TraceError as error:
+            self.tape.dropped.append(f"layer {number}, {path}: what it asks cannot be kept: {error}")
+            return None
+        needed = sum(x.nbytes for x in (take.q, take.k, take.v))
+        self._check_budget(needed, take.q.shape[1], path)
+        if self.used + needed + self._mask_bytes() > self.budget:
+            self.tape.dropped.append(
+                f"layer {number}, {path}: {needed:,} bytes beyond the budget of {self.said}, of which "
+                f"{self.used:,} are used. Record fewer layers or heads, or give a larger budget."
+            )
+            return None
+        layer = self.tape.layer(path, number, self.heads)
+        self.used += needed - layer.add(take)
+
+        def answered(output: Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(lambda gradient: setattr(take, "gradient", gradient.detach()))
+
+        return answered
+
+    def _is_wanted(self, number: int, path: str) -> bool:
+        return self.wanted is None or any(_matches(wanted, number, path) for wanted in self.wanted)
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor that a mask or a rule looks things up in; the same one while nobody changes it."""
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor._version)
+        if key not in self.kept:  # the tensor is kept with its copy, so that no other can take its place in memory
+            self.kept[key] = (tensor, tensor.detach().clone())
+        return self.kept[key][1]
+
+    def _mask_bytes(self) -> int:
+        return sum(copy.nbytes for _, copy in self.kept.values())
+
+    def _check_budget(self, needed: int, heads: int, path: str) -> None:
+        if needed // max(heads, 1) > self.budget:
+            raise BudgetError(
+                f"the budget must hold at least one head; one of {path} takes {needed // heads:,} bytes, and the "
+                f"budget is {self.said}. Give budget={-(-needed // heads)} or more, or a shorter text."
+            )
+
+    def check(self) -> None:
+        """Whether there is what was asked for."""
+        if not self.seen:
+            raise SpecError(
+                f"{self.kind} must call attention while it is recorded; no call was heard. Run the model inside the "
+                "`with`. A model that computes softmax(q k') itself cannot be heard: let it call "
+                "torch.nn.functional.scaled_dot_product_attention or regard.attention."
+            )
+        missing = [w for w in self.wanted or () if not any(_matches(w, n, p) for p, n in self.seen.items())]
+        if missing:
+            known = ", ".join(f"{number} ({path})" for path, number in self.seen.items())
+            raise SpecError(f"layers must be among those that attended: {known}; got {missing[0]!r}.")
+
+
+def _matches(wanted: int | str, number: int, path: str) -> bool:
+    return number == wanted if isinstance(wanted, int) else path == wanted or path.startswith(f"{wanted}.")

@@ -1,0 +1,149 @@
+"""One recorded call of attention: copies of q, k and v, and what was asked about them, ready to be asked again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.attention import attend
+from regard.errors import SpecError
+from regard.heard import unheard
+from regard.result import Attended
+from regard.spec.array import as_tensor, over_pairs
+from regard.spec.finite import shielded
+from regard.spec.formula import Formula
+from regard.spec.mask import Mask, as_mask
+from regard.spec.mask import from_term as mask_from
+from regard.spec.named import Named, Unspeakable, read_back, spell
+from regard.spec.rule import from_term as rule_from
+from regard.spec.score import ScaledDot, Score, scaled_dot
+from regard.spec.term import lookup, substitute, variable, walk
+
+OPTIONS = ("score", "mask", "weigh", "value", "start")
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """The options of a call as text, with the tensors and whole numbers it speaks of."""
+
+    text: str
+    tensors: tuple[Tensor, ...]
+    numbers: tuple[int, ...]
+
+    def options(self) -> dict[str, Any]:
+        return dict(zip(OPTIONS, read_back(self.text, self.tensors, self.numbers), strict=True))
+
+
+@dataclass(eq=False)
+class Take:
+    """q (batch, heads, n_q, width), k and v (batch, key heads, n_k, ...) of one call, and how they are asked.
+
+    `spelled` is None where the call has something that has no name, such as a score of one's own; then it cannot be
+    saved. `gradient` is that of the loss in the answer, (batch, heads, n_q, value width), once it is known.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    options: dict[str, Any]
+    spelled: Spelled | None
+    source: str
+    gradient: Tensor | None = None
+
+    @cached_property
+    def attended(self) -> Attended:
+        """The answer again, kept open."""
+        with torch.no_grad(), unheard():
+            return attend(self.q, self.k, self.v, **self.options)
+
+    def over(self, k: Tensor, v: Tensor) -> None:
+        """Goes on with keys and values that begin with its own."""
+        n_k = self.k.shape[-2]
+        self.k, self.v = k[..., :n_k, :], v[..., :n_k, :]
+
+
+def taken(asked: dict[str, Any], heads: Sequence[int] | None, keep: Callable[[Tensor], Tensor], source: str) -> Take:
+    """A call, copied; of some heads alone where they are named."""
+    q, k, v, options = _four_dimensional(asked)
+    if heads is not None:
+        q, k, v, options = _of_heads(q, k, v, options, list(heads))
+    tensors: list[Tensor] = []
+    numbers: list[int] = []
+    spelled = None
+    try:
+        text = '{"list": [' + ", ".join(spell(options[name], tensors, numbers) for name in OPTIONS) + "]}"
+    except Unspeakable:
+        pass
+    else:
+        spelled = Spelled(text, tuple(keep(t) for t in tensors), tuple(numbers))
+        options = spelled.options()
+    q, k, v = (x.detach().clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+    return Take(q, k, v, options, spelled, source)
+
+
+def _four_dimensional(asked: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """q, k and v with batch and heads, and options in which functions were read and tensors fit."""
+    q, k, v = (as_tensor(asked[name], name) for name in "qkv")
+    options = {name: asked.get(name) for name in OPTIONS}
+    value = options["value"]
+    if callable(value) and not isinstance(value, Named):
+        v, options["value"] = shielded(lambda x: (value(x),), v)[0].to(v.dtype), None
+    leading = tuple(q.shape[:-2])
+    for name, read in (("mask", as_mask), ("score", _as_score)):
+        given = options[name]
+        if isinstance(given, (Tensor, np.ndarray)) and given.ndim == q.dim():
+            given = over_pairs(as_tensor(given, name), leading)
+        options[name] = None if given is None else read(given)
+    if q.dim() == 2:
+        q, k, v = (x[None, None] for x in (q, k, v))
+    elif q.dim() == 3:
+        q, k, v = (x.unsqueeze(1) for x in (q, k, v))
+    elif q.dim() > 4:
+        q, k, v = (x.flatten(0, -4) for x in (q, k, v))
+    return q, k, v, options
+
+
+def _as_score(given: Any) -> Any:
+    """A score that knows its name, from a score or a rule."""
+    return given if isinstance(given, Score) else scaled_dot().then(given)
+
+
+def _of_heads(
+    q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], heads: list[int]
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """The same call of some heads alone."""
+    many = q.shape[1]
+    if any(not 0 <= head < many for head in heads):
+        raise SpecError(f"heads must be from 0 to {many - 1}; got {heads}.")
+    chosen = options["score"]
+    score_fits = chosen is None or (type(chosen) is ScaledDot and not isinstance(chosen.scale, Tensor))
+    if options["weigh"] is not None or options["value"] is not None or not score_fits:
+        raise SpecError(
+            "heads can be picked where softmax weighs a scaled product with any rule and mask; this call has another "
+            "score, weighing or value, which may have numbers for each head. Leave out heads=."
+        )
+    lengths = (q.shape[0], many, q.shape[2], k.shape[2])
+    start = k.shape[2] - q.shape[2] if options["start"] is None else options["start"]
+    changed = dict(options)
+    if options["mask"] is not None:
+        changed["mask"] = _picked(options["mask"], heads, lengths, start, q)
+    if chosen is not None and chosen.rule is not None:
+        changed["score"] = replace(chosen, rule=None).then(_picked(chosen.rule, heads, lengths, start, q))
+    of_keys = [head // (many // k.shape[1]) for head in heads]
+    return q[:, heads], k[:, of_keys], v[:, of_keys], changed
+
+
+def _picked(formula: Formula, heads: list[int], lengths: Any, start: Any, q: Tensor) -> Formula:
+    """A formula in which head number n is the n-th of these heads."""
+    h = variable("h")
+    tensors = formula.resolved(lengths, start, q)
+    term = formula.term
+    if h in walk(term):
+        term = substitute(term, {h: lookup(len(tensors), (h,), "int")})
+        tensors = (*tensors, torch.tensor(heads, device=q.device))
+    make = mask_from if isinstance(formula, Mask) else rule_from
+    return make(term, tensors, (*formula.names, "heads")[: len(tensors)])

@@ -1,0 +1,116 @@
+"""A recording: what the attention of a model was asked, layer by layer, open for every question about its weights."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from regard.errors import LoadError, SpecError
+from regard.inside.layer import Layer
+from regard.inside.take import Spelled, Take
+from regard.models.store import read, write
+from regard.result import Attended
+
+
+class Tape:
+    """The layers of a model that attended, in the order in which they first did.
+
+    `tape[3]` is the fourth, `tape["encoder.layer.3"]` the one whose path begins so: an `Attended`, whose weights are
+    computed when they are asked for. `tokens` may name the positions of a text. `dropped` says what is not there.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[str, Layer] = {}
+        self.dropped: list[str] = []
+        self.tokens: list[str] | None = None
+
+    def layer(self, path: str, number: int, heads: list[int] | None) -> Layer:
+        """The layer of a path, a new one if there was none."""
+        return self._layers.setdefault(path, Layer(path, number, heads))
+
+    @property
+    def layers(self) -> list[Layer]:
+        return list(self._layers.values())
+
+    @property
+    def paths(self) -> list[str]:
+        """Where in the model the layers are."""
+        return list(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[Attended]:
+        return (layer.attended for layer in self.layers)
+
+    def __getitem__(self, which: int | str) -> Attended:
+        return self.find_layer(which).attended
+
+    def calls(self, which: int | str) -> list[Attended]:
+        """The calls of a layer one by one: in generation, one for each step."""
+        return [take.attended for take in self.find_layer(which).takes]
+
+    def find_layer(self, which: int | str) -> Layer:
+        """The layer of a number, from the end if it is negative, or of the beginning of a path."""
+        if isinstance(which, int):
+            found = self.layers[which:][:1] if which < 0 else [x for x in self.layers if x.number == which]
+        else:
+            found = [layer for layer in self.layers if layer.path == which or layer.path.startswith(f"{which}.")]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(f"{layer.number} ({layer.path})" for layer in self.layers) or "none"
+        what = f"several begin with {which!r}" if found else f"got {which!r}"
+        dropped = f" Not kept: {'; '.join(self.dropped)}" if self.dropped else ""
+        raise SpecError(f"a layer must be one of those on the tape: {known}; {what}.{dropped}")
+
+    def __repr__(self) -> str:
+        lines = [f"Tape of {len(self)} layers"]
+        for layer in self.layers:
+            k = layer.takes[-1].k
+            calls = f", {len(layer.takes)} calls" if len(layer.takes) > 1 else ""
+            n_q = sum(take.q.shape[2] for take in layer.takes)
+            lines.append(
+                f"  {layer.number:3} {layer.path}: {len(layer.heads)} heads, {n_q} queries, {k.shape[2]} keys{calls}"
+            )
+        return "\n".join([*lines, *(f"  not kept: {what}" for what in self.dropped)])
+
+    def save(self, path: str | Path) -> None:
+        """Everything into one safetensors file."""
+        tensors: dict[str, Any] = {}
+        words: list[dict[str, Any]] = []
+        for layer in self.layers:
+            takes = []
+            for place, take in enumerate(layer.takes):
+                if take.spelled is None:
+                    raise SpecError(
+                        f"a tape can be saved where masks and scores are formulas; a call of {layer.path} has a "
+                        "function of its own. Record without that layer."
+                    )
+                name = f"{layer.number}.{place}"
+                own = {"q": take.q, "k": take.k, "v": take.v}
+                own |= {f"option{n}": t for n, t in enumerate(take.spelled.tensors)}
+                tensors |= {f"{name}.{part}": t.clone() for part, t in own.items()}
+                takes.append({"text": take.spelled.text, "numbers": take.spelled.numbers, "source": take.source})
+            words.append({"path": layer.path, "number": layer.number, "heads": layer.heads, "takes": takes})
+        write(path, tensors, {"tape": 1, "tokens": self.tokens, "layers": words, "dropped": self.dropped})
+
+
+def load_tape(path: str | Path) -> Tape:
+    """A recording that `Tape.save` wrote."""
+    tensors, words = read(path)
+    if words.get("tape") != 1:
+        raise LoadError(f"{path} must be a recording that tape.save wrote; it holds {json.dumps(words)[:60]}.")
+    tape = Tape()
+    tape.tokens, tape.dropped = words["tokens"], words["dropped"]
+    for said in words["layers"]:
+        layer = tape.layer(said["path"], said["number"], said["heads"])
+        for place, take in enumerate(said["takes"]):
+            own = {
+                name.rpartition(".")[2]: t
+                for name, t in tensors.items()
+                if name.startswith(f"{said['number']}.{place}.")
+            }
+            options = [own[f"option{n}"] for n in range(len(own) - 3)]
+            spelled = Spelled(take["text"], tuple(options), tuple(take["numbers"]))
+            layer.add(Take(own["q"], own["k"], own["v"], spelled.options(), spelled, take["source"]))
+    return tape
