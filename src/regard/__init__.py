@@ -8,6 +8,8 @@ from regard import cost, errors, measure, nn
 from regard import operators as operators  # graphs need them registered
 from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
+from regard.inside.record import record
+from regard.inside.tape import Tape, load_tape
 from regard.integrations.torch_sdpa import replacing_sdpa, scaled_dot_product_attention
 from regard.mechanism.catalogue import mechanisms
 from regard.mechanism.compare import compare
@@ -17,6 +19,7 @@ from regard.spec import feature, mask, score, weigh
 
 __all__ = [
     "Attended",
+    "Tape",
     "attend",
     "attention",
     "attention_packed",
@@ -26,11 +29,13 @@ __all__ = [
     "errors",
     "explain",
     "feature",
+    "load_tape",
     "mask",
     "measure",
     "mechanisms",
     "merge",
     "nn",
+    "record",
     "replacing_sdpa",
     "scaled_dot_product_attention",
     "score",

@@ -196,7 +196,10 @@ class _RunningTop(Running):
 
     def step(self, tile: WeightTile) -> None:
         seen = torch.where(tile.scores == -torch.inf, -1.0, tile.weights)
-        best, at = seen.topk(min(self.count, seen.shape[-1]), dim=-1)
+        if self.count == 1:
+            best, at = seen.max(dim=-1, keepdim=True)
+        else:
+            best, at = seen.topk(min(self.count, seen.shape[-1]), dim=-1)
         at = torch.where(best < 0, -1, at + tile.first("j"))
         values, indices = tile.rows(self.values), tile.rows(self.indices)
         both = torch.cat([values, best.to(values.dtype)], -1)

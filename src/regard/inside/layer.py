@@ -29,7 +29,7 @@ class Layer:
 
     def add(self, take: Take) -> int:
         """Keeps a call. Keys and values that the last one had are kept once: the bytes that were saved."""
-        self.__dict__.pop("attended", None)
+        self.__dict__.pop("take", None)
         last = self.takes[-1] if self.takes else None
         self.takes.append(take)
         if last is None or not _begins_with(take, last):
@@ -47,11 +47,14 @@ class Layer:
         return self.takes[first:]
 
     @cached_property
+    def take(self) -> Take:
+        """All calls as one."""
+        return self.takes[0] if len(self.takes) == 1 else _joined(self)
+
+    @property
     def attended(self) -> Attended:
         """All calls as one, kept open."""
-        if len(self.takes) == 1:
-            return self.takes[0].attended
-        return _joined(self).attended
+        return self.take.attended
 
 
 def _may_begin(take: Take, last: Take) -> bool:
@@ -81,7 +84,8 @@ def _joined(layer: Layer) -> Take:
             f"tape.calls({layer.number})."
         )
     q = torch.cat([take.q for take in layer.takes], dim=2)
-    return Take(q, last.k, last.v, {"mask": _joined_mask(layer.takes, follows)}, None, last.source)
+    options = {**first.options, "mask": _joined_mask(layer.takes, follows)}
+    return Take(q, last.k, last.v, options, None, last.source)
 
 
 def _joined_mask(takes: list[Take], follows: bool) -> Mask | None:

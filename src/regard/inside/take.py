@@ -21,7 +21,7 @@ from regard.spec.mask import from_term as mask_from
 from regard.spec.named import Named, Unspeakable, read_back, spell
 from regard.spec.rule import from_term as rule_from
 from regard.spec.score import ScaledDot, Score, scaled_dot
-from regard.spec.term import lookup, substitute, variable, walk
+from regard.spec.term import Term, apply, constant, lookup, substitute, variable
 
 OPTIONS = ("score", "mask", "weigh", "value", "start")
 
@@ -59,6 +59,46 @@ class Take:
         """The answer again, kept open."""
         with torch.no_grad(), unheard():
             return attend(self.q, self.k, self.v, **self.options)
+
+    def rewritten(self, places: dict[str, list[int] | Tensor | int]) -> dict[str, Any]:
+        """The options of a call in which number n of a variable b, h, i or j is `places[variable][n]` of this one; a
+        whole number stands for all of them."""
+        options = dict(self.options)
+        if options["mask"] is not None:
+            options["mask"] = self._moved(options["mask"], places)
+        if options["score"] is not None and options["score"].rule is not None:
+            chosen, rule = options["score"], self._moved(options["score"].rule, places)
+            is_plain = type(chosen) is ScaledDot  # which then knows its name
+            options["score"] = scaled_dot(chosen.scale).then(rule) if is_plain else replace(chosen, rule=rule)
+        if "i" in places:
+            options["start"] = 0
+        return options
+
+    @property
+    def start(self) -> int | Tensor:
+        """Where the first query stands among the keys."""
+        given = self.options["start"]
+        return self.k.shape[2] - self.q.shape[2] if given is None else given
+
+    def _moved(self, formula: Formula, places: dict[str, list[int] | Tensor | int]) -> Formula:
+        lengths = (*self.q.shape[:3], self.k.shape[2])
+        tensors = list(formula.resolved(lengths, self.start, self.q))
+        new: dict[Term, Term] = {}
+        for name, numbers in places.items():
+            if isinstance(numbers, int):
+                new[variable(name)] = constant(numbers)
+            else:
+                new[variable(name)] = lookup(len(tensors), (variable(name),), "int")
+                tensors.append(torch.as_tensor(numbers, device=self.q.device))
+        if "i" in places:
+            if isinstance(self.start, Tensor):
+                raise SpecError(
+                    "queries must all begin at one place to be put in another order; got one for each text."
+                )
+            new[variable("p")] = apply("add", new[variable("i")], constant(self.start))
+        make = mask_from if isinstance(formula, Mask) else rule_from
+        names = [*formula.names, *(f"place{n}" for n in range(len(tensors) - len(formula.names)))]
+        return make(substitute(formula.term, new), tensors, names)
 
     def over(self, k: Tensor, v: Tensor) -> None:
         """Goes on with keys and values that begin with its own."""
@@ -126,24 +166,7 @@ def _of_heads(
             "heads can be picked where softmax weighs a scaled product with any rule and mask; this call has another "
             "score, weighing or value, which may have numbers for each head. Leave out heads=."
         )
-    lengths = (q.shape[0], many, q.shape[2], k.shape[2])
-    start = k.shape[2] - q.shape[2] if options["start"] is None else options["start"]
-    changed = dict(options)
-    if options["mask"] is not None:
-        changed["mask"] = _picked(options["mask"], heads, lengths, start, q)
-    if chosen is not None and chosen.rule is not None:
-        changed["score"] = replace(chosen, rule=None).then(_picked(chosen.rule, heads, lengths, start, q))
     of_keys = [head // (many // k.shape[1]) for head in heads]
+    whole = Take(q, k, v, options, None, "")
+    changed = whole.rewritten({"h": heads})
     return q[:, heads], k[:, of_keys], v[:, of_keys], changed
-
-
-def _picked(formula: Formula, heads: list[int], lengths: Any, start: Any, q: Tensor) -> Formula:
-    """A formula in which head number n is the n-th of these heads."""
-    h = variable("h")
-    tensors = formula.resolved(lengths, start, q)
-    term = formula.term
-    if h in walk(term):
-        term = substitute(term, {h: lookup(len(tensors), (h,), "int")})
-        tensors = (*tensors, torch.tensor(heads, device=q.device))
-    make = mask_from if isinstance(formula, Mask) else rule_from
-    return make(term, tensors, (*formula.names, "heads")[: len(tensors)])

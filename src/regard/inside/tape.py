@@ -1,12 +1,13 @@
 """A recording: what the attention of a model was asked, layer by layer, open for every question about its weights."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.errors import LoadError, SpecError
 from regard.inside.layer import Layer
+from regard.inside.table import LEAST, SEPARATORS, Found, HeadTable, found, table
 from regard.inside.take import Spelled, Take
 from regard.models.store import read, write
 from regard.result import Attended
@@ -16,13 +17,14 @@ class Tape:
     """The layers of a model that attended, in the order in which they first did.
 
     `tape[3]` is the fourth, `tape["encoder.layer.3"]` the one whose path begins so: an `Attended`, whose weights are
-    computed when they are asked for. `tokens` may name the positions of a text. `dropped` says what is not there.
+    computed when they are asked for. `tokens` may name the positions of the text, or of each text of a batch. `dropped`
+    says what is not there.
     """
 
     def __init__(self) -> None:
         self._layers: dict[str, Layer] = {}
         self.dropped: list[str] = []
-        self.tokens: list[str] | None = None
+        self.tokens: Any = None
 
     def layer(self, path: str, number: int, heads: list[int] | None) -> Layer:
         """The layer of a path, a new one if there was none."""
@@ -62,6 +64,27 @@ class Tape:
         what = f"several begin with {which!r}" if found else f"got {which!r}"
         dropped = f" Not kept: {'; '.join(self.dropped)}" if self.dropped else ""
         raise SpecError(f"a layer must be one of those on the tape: {known}; {what}.{dropped}")
+
+    def heads(self, *, separators: Sequence[str] = SEPARATORS, window: int = 16) -> HeadTable:
+        """Every measure of every head, a row each; see `regard.inside.heads`. Tokens make three more columns.
+
+        A layer is passed over some few times in tiles; no matrix of weights is made.
+        """
+        return table(self.layers, self._texts, separators, window)
+
+    def find(self, kind: str, *, least: float = LEAST, heads: HeadTable | None = None) -> list[Found]:
+        """The heads of a kind, such as "induction" or "previous", with their evidence, the strongest first.
+
+        Who asks for several kinds gives the table: `tape.find("previous", heads=tape.heads())`.
+        """
+        return found(self.heads() if heads is None else heads, kind, least)
+
+    @property
+    def _texts(self) -> list[list[str]] | None:
+        if self.tokens is None:
+            return None
+        first = self.tokens[0] if self.tokens else ""
+        return [list(self.tokens)] if isinstance(first, str) else [list(text) for text in self.tokens]
 
     def __repr__(self) -> str:
         lines = [f"Tape of {len(self)} layers"]

@@ -130,8 +130,8 @@ def decode(tokens: Sequence[int]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Canvases:
-    """images (batch, 1, height, width) of numbers from DARK to BRIGHT, what lies in the four cells of each, and how each
-    is to be read."""
+    """images (batch, 1, height, width) of numbers from DARK to BRIGHT, what lies in the four cells of each, and how
+    each is to be read."""
 
     images: Tensor
     digits: list[list[int | None]]

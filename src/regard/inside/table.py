@@ -1,0 +1,186 @@
+"""All heads of a tape in one table, a row a head; and which of them are of a kind, with the evidence.
+
+A head is of a kind if it puts at least `LEAST` of its weight where the kind does, and `TIMES` as much as a head that
+looks at all it sees alike.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from torch import Tensor
+
+from regard.errors import MissingError, SpecError
+from regard.inside.heads import Looked, Scores
+from regard.inside.layer import Layer
+
+LEAST, TIMES = 0.4, 3.0
+SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>", "<pad>", "[PAD]", "<|endoftext|>", "<|end|>", "<bos>", "<eos>")
+SEPARATORS = (*SPECIAL, ".", ",", ";", ":", "!", "?")
+
+KINDS = {
+    "self": "itself",
+    "previous": "the token before",
+    "next": "the token after",
+    "first": "the first token",
+    "window": "tokens near by",
+    "separator": "separators",
+    "duplicate": "earlier occurrences of its own token",
+    "induction": "what followed its own token earlier",
+    "positional": "one and the same distance, with its largest weight",
+}
+NEED_TOKENS = ("separator", "duplicate", "induction")
+
+Row = dict[str, Any]
+
+
+class HeadTable(Sequence[Row]):
+    """Rows with a number for each measure; `name_uniform` beside `name` is what a uniform head would score.
+
+    `sort` and `where` give another table, `frame` a pandas DataFrame.
+    """
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return HeadTable(self._rows[place]) if isinstance(place, slice) else self._rows[place]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._rows[0]) if self._rows else []
+
+    def column(self, name: str) -> list[Any]:
+        self._check(name)
+        return [row[name] for row in self._rows]
+
+    def sort(self, by: str, *, largest_first: bool = True) -> "HeadTable":
+        self._check(by)
+        return HeadTable(sorted(self._rows, key=lambda row: row[by], reverse=largest_first))
+
+    def where(self, holds: Callable[[Row], bool]) -> "HeadTable":
+        return HeadTable([row for row in self._rows if holds(row)])
+
+    def frame(self) -> Any:
+        """The same as a pandas DataFrame."""
+        try:
+            import pandas  # type: ignore[import-untyped]  # it has no annotations here
+        except ImportError:
+            raise MissingError(
+                "a frame needs the package pandas, which is not installed. Use pip install pandas."
+            ) from None
+        return pandas.DataFrame(self._rows)
+
+    def _check(self, name: str) -> None:
+        if self._rows and name not in self._rows[0]:
+            known = ", ".join(self.columns)
+            more = " Give the tape its tokens first: tape.tokens = [...]." if name in NEED_TOKENS else ""
+            raise SpecError(f"a column must be one of {known}; got {name!r}.{more}")
+
+    def __repr__(self) -> str:
+        shown = [name for name in self.columns if not name.endswith("_uniform")]
+        lines = [shown, *([_text(row[name]) for name in shown] for row in self._rows)]
+        widths = [max(len(line[n]) for line in lines) for n in range(len(shown))]
+        return "\n".join("  ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in lines)
+
+    def _repr_html_(self) -> str:
+        shown = [name for name in self.columns if not name.endswith("_uniform")]
+        head = "".join(f"<th>{escape(name)}</th>" for name in shown)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(_text(row[name]))}</td>" for name in shown) + "</tr>" for row in self._rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def table(
+    layers: Sequence[Layer], tokens: Sequence[Sequence[str]] | None, separators: Sequence[str], window: int
+) -> HeadTable:
+    """A row for each head of each layer; numbers are means over the texts of a batch."""
+    rows: list[Row] = []
+    for layer in layers:
+        looked = Looked(layer.take, _fitting(layer, tokens), separators, window)
+        columns = _columns(looked)
+        for place, head in enumerate(layer.heads):
+            numbers = {name: _number(name, values, place) for name, values in columns.items()}
+            rows.append({"layer": layer.number, "head": head, "path": layer.path, **numbers})
+    return HeadTable(rows)
+
+
+def _fitting(layer: Layer, tokens: Sequence[Sequence[str]] | None) -> Sequence[Sequence[str]] | None:
+    """The tokens, where they are those of a layer that looks at its own text."""
+    q, k = layer.take.q, layer.take.k
+    if tokens is None or q.shape[2] > k.shape[2] or "cross" in layer.path or "multihead_attn" in layer.path:
+        return None
+    if len(tokens) != q.shape[0] or any(len(text) != k.shape[2] for text in tokens):
+        return None
+    return tokens
+
+
+def _columns(looked: Looked) -> dict[str, Tensor]:
+    positional, offset = looked.positional()
+    sink, key = looked.sinks()
+    vertical, slash = looked.lines()
+    scores: dict[str, Scores] = {
+        "entropy": looked.entropy(),
+        "entropy_share": looked.entropy_share(),
+        "distance": looked.distance(),
+        "confidence": looked.confidence(),
+        "positional": positional,
+        "self": looked.self_(),
+        "previous": looked.previous(),
+        "next": looked.next(),
+        "window": looked.window(),
+        "first": looked.first(),
+    }
+    if looked.tokens is not None:
+        scores |= {name: getattr(looked, name)() for name in NEED_TOKENS}
+    found: dict[str, Tensor] = {"offset": offset, "sink": sink, "sink_at": key, "vertical": vertical, "slash": slash}
+    for name, each in scores.items():
+        found[name] = each.found
+        found[f"{name}_uniform"] = each.uniform.expand_as(each.found)
+    return found
+
+
+def _number(name: str, values: Tensor, head: int) -> float | int:
+    here = values[:, head]
+    return int(here.mode().values) if name in ("offset", "sink_at") else float(here.double().mean())
+
+
+@dataclass(frozen=True)
+class Found:
+    """A head of a kind, and what speaks for it."""
+
+    layer: int
+    head: int
+    path: str
+    kind: str
+    score: float
+    uniform: float
+
+    def __str__(self) -> str:
+        return (
+            f"layer {self.layer}, head {self.head} ({self.path}): {self.score:.2f} on {KINDS[self.kind]}, "
+            f"where a uniform head has {self.uniform:.2f}"
+        )
+
+
+def found(heads: HeadTable, kind: str, least: float) -> list[Found]:
+    """The heads of a kind, the strongest first."""
+    if kind not in KINDS:
+        raise SpecError(f"a kind of head must be one of {', '.join(KINDS)}; got {kind!r}.")
+    if not len(heads):
+        return []
+    heads._check(kind)
+    chosen = heads.where(lambda row: row[kind] >= least and row[kind] >= TIMES * row[f"{kind}_uniform"]).sort(kind)
+    return [Found(r["layer"], r["head"], r["path"], kind, r[kind], r[f"{kind}_uniform"]) for r in chosen]
