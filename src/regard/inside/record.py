@@ -93,6 +93,7 @@ class _Recorder:
 
     def hear(self, call: Heard) -> Answered | None:
         path = ".".join(part for part in (self.running[-1] if self.running else "", call.inside) if part)
+        path = path or self.kind  # the model itself
         number = self.seen.setdefault(path, len(self.seen))
         if not self._is_wanted(number, path):
             return None

@@ -1,11 +1,15 @@
 """A recording: what the attention of a model was asked, layer by layer, open for every question about its weights."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from regard.errors import LoadError, SpecError
+from regard.inside.flow import flow, relevance, rollout
+from regard.inside.gradient import Reversed, TimesGradient
 from regard.inside.layer import Layer
 from regard.inside.table import LEAST, SEPARATORS, Found, HeadTable, found, table
 from regard.inside.take import Spelled, Take
@@ -78,6 +82,29 @@ class Tape:
         Who asks for several kinds gives the table: `tape.find("previous", heads=tape.heads())`.
         """
         return found(self.heads() if heads is None else heads, kind, least)
+
+    def rollout(self, of: int | Iterable[int], *, layers: Iterable[int | str] | None = None) -> Tensor:
+        """How much of some tokens' last states comes from each token, by attention alone; see `regard.inside.flow`."""
+        return rollout(self._some(layers), of)
+
+    def relevance(self, of: int | Iterable[int], *, layers: Iterable[int | str] | None = None) -> Tensor:
+        """The same for a loss that was followed back, by attention and its gradient (Chefer and others, 2021)."""
+        return relevance(self._some(layers), of)
+
+    def flow(self, of: int, *, layers: Iterable[int | str] | None = None) -> Tensor:
+        """The largest flow of attention from each token to one, of at most 64 tokens."""
+        return flow(self._some(layers), of)
+
+    def reversed(self, which: int | str) -> Reversed:
+        """The gradient of a loss in a layer's scores, any part of it; see `regard.inside.gradient`."""
+        return Reversed(self.find_layer(which))
+
+    def times_gradient(self, which: int | str) -> TimesGradient:
+        """A layer's weights times the gradients of a loss in them, any part."""
+        return TimesGradient(self.find_layer(which))
+
+    def _some(self, which: Iterable[int | str] | None) -> list[Layer]:
+        return self.layers if which is None else [self.find_layer(each) for each in which]
 
     @property
     def _texts(self) -> list[list[str]] | None:
