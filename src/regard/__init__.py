@@ -8,6 +8,7 @@ from regard import cost, errors, measure, nn
 from regard import operators as operators  # graphs need them registered
 from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
+from regard.inside.patch import patch
 from regard.inside.record import record
 from regard.inside.tape import Tape, load_tape
 from regard.integrations.torch_sdpa import replacing_sdpa, scaled_dot_product_attention
@@ -35,6 +36,7 @@ __all__ = [
     "mechanisms",
     "merge",
     "nn",
+    "patch",
     "record",
     "replacing_sdpa",
     "scaled_dot_product_attention",

@@ -81,14 +81,15 @@ def attention(
     told = _told(q, k, v, score, mask, weigh, value, start)
     output = _now(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
     for then in told:
-        then(output)
+        output = then(output)
     return output
 
 
 def _told(
     q: Any, k: Any, v: Any, score: Any, mask: Any, weigh: Any, value: Any, start: Any
-) -> list[Callable[[Any], None]]:
-    """Tells who listens what weights and the answer without dropout follow from; what is to be told the answer."""
+) -> list[Callable[[Any], Any]]:
+    """Tells who listens what weights and the answer without dropout follow from; what is to be told the answer, and may
+    change it."""
     asked = {"q": q, "k": k, "v": v, "score": score, "mask": mask, "weigh": weigh, "value": value, "start": start}
     return [listener(asked) for listener in listeners()]
 
@@ -151,10 +152,10 @@ def attend(
     shaped = None if statistic is None else question.shaped(statistic.to(exact))
     matrix = partial(_matrix, ran, inputs, statistic)
     weights = Weights(question, plan, inputs, statistic, matrix, partial(_parts, ran))
-    attended = Attended(question.shaped(output), weights, question.seed, shaped)
+    given = question.shaped(output)
     for then in told:
-        then(attended.output)
-    return attended
+        given = then(given)
+    return Attended(given, weights, question.seed, shaped)
 
 
 @runs_eagerly

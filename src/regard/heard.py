@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-# is given a call's arguments by name, and what it returns the answer
-Listener = Callable[[dict[str, Any]], Callable[[Any], None]]
+# is given a call's arguments by name, and what it returns the answer; that may give another one in its place
+Listener = Callable[[dict[str, Any]], Callable[[Any], Any]]
 
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
 

@@ -35,23 +35,28 @@ class Heard:
     """A call: `ask` finds what regard's `attend` has to be asked for the same weights; `source` is whose call it was.
 
     `inside` is the module whose call this is, seen from the one that is running, where that one makes it in its place.
-    `by_head` finds the answer (batch, heads, n_q, width) in what the function returned; None where it is not there.
+    `by_head` finds the answer (batch, heads, n_q, width) in what the function returned, and `put` puts another in its
+    place; None where it is not there.
     """
 
     ask: Callable[[], dict[str, Any]]
     source: str
     inside: str = ""
     by_head: Callable[[Any], Tensor] | None = None
+    put: Callable[[Any, Tensor], Any] | None = None
 
 
-Answered = Callable[[Tensor], None]  # is given the answer, (batch, heads, n_q, width)
+Answered = Callable[[Tensor], Tensor]  # is given the answer, (batch, heads, n_q, width): that, or another in its place
 Hear = Callable[[Heard], Answered | None]
 
 
 @contextmanager
-def heard(model: nn.Module, hear: Hear) -> Iterator[None]:
-    """Inside, `hear` is told of every call of attention in this thread, before it is answered."""
-    ear = _Ear(hear)
+def heard(model: nn.Module, hear: Hear, *, fused: bool = True) -> Iterator[None]:
+    """Inside, `hear` is told of every call of attention in this thread, before it is answered.
+
+    Without `fused` torch's layers do not run their fused kernels, whose answers by head nobody gets to see.
+    """
+    ear = _Ear(hear, fused)
     with ExitStack() as stack:
         layer = ear.layer(functional.multi_head_attention_forward)
         stack.enter_context(_replaced(functional, "multi_head_attention_forward", layer))
@@ -70,8 +75,8 @@ Told = Callable[..., Heard | None]  # a call's arguments as they are given: what
 class _Ear:
     """Hears calls in the thread in which it was made, and nothing of what they call themselves."""
 
-    def __init__(self, hear: Hear) -> None:
-        self.hear, self.thread = hear, threading.get_ident()
+    def __init__(self, hear: Hear, fused: bool) -> None:
+        self.hear, self.thread, self.may_fuse = hear, threading.get_ident(), fused
         self.busy = False
         self.mode = _Mode(self)
         self.fused = 0  # modules with fused kernels that are running, one in another
@@ -96,9 +101,11 @@ class _Ear:
                 answer = function(*args, **kwargs)
         finally:
             self.busy = False
-        if then is not None and found is not None and found.by_head is not None:
-            then(found.by_head(answer))
-        return answer
+        if then is None or found is None or found.by_head is None or found.put is None:
+            return answer
+        before = found.by_head(answer)
+        after = then(before)
+        return answer if after is before else found.put(answer, after)
 
     def layer(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """torch's layer, heard where it is asked for its weights and computes them itself. Else it calls torch's
@@ -117,20 +124,20 @@ class _Ear:
         """A call of regard's own, which is told before and after it is answered."""
         deaf = self.busy or threading.get_ident() != self.thread
         then = None if deaf else self.hear(Heard(lambda: asked, "regard"))
-        return _nothing if then is None else then
+        return _as_it_is if then is None else then
 
     def hooks(self) -> list[Any]:
         """torch's fused kernels run only where nobody listens to single functions: there the names in torch, which are
         replaced, must do."""
 
         def enter(module: nn.Module, _: Any) -> None:
-            if isinstance(module, FUSED) and threading.get_ident() == self.thread:
+            if self.may_fuse and isinstance(module, FUSED) and threading.get_ident() == self.thread:
                 self.fused += 1
                 if self.fused == 1:
                     self.mode.leave()
 
         def leave(module: nn.Module, *_: Any) -> None:
-            if isinstance(module, FUSED) and threading.get_ident() == self.thread:
+            if self.may_fuse and isinstance(module, FUSED) and threading.get_ident() == self.thread:
                 self.fused -= 1
                 if self.fused == 0:
                     self.mode.come_back()
@@ -139,10 +146,6 @@ class _Ear:
             nn.modules.module.register_module_forward_pre_hook(enter),
             nn.modules.module.register_module_forward_hook(leave, always_call=True),
         ]
-
-
-def _nothing(_: Any) -> None:
-    """Nobody wants to know."""
 
 
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -239,7 +242,7 @@ def _told_by_sdpa(
     enable_gqa: bool = False,
 ) -> Heard:
     ask = partial(torch_sdpa.question, query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    return Heard(ask, "torch's scaled_dot_product_attention", by_head=_as_it_is)
+    return Heard(ask, "torch's scaled_dot_product_attention", by_head=_as_it_is, put=_instead)
 
 
 def _told_by_flex(
@@ -257,7 +260,10 @@ def _told_by_flex(
         seen = None if block_mask is None else mask.where(block_mask.mask_mod)
         return {"q": query, "k": key, "v": value, "score": chosen, "mask": seen}
 
-    return Heard(ask, "flex_attention", by_head=lambda answer: answer[0] if isinstance(answer, tuple) else answer)
+    def put(answer: Any, output: Tensor) -> Any:
+        return (output, *answer[1:]) if isinstance(answer, tuple) else output
+
+    return Heard(ask, "flex_attention", by_head=lambda a: a[0] if isinstance(a, tuple) else a, put=put)
 
 
 def _told_by_eager(
@@ -268,7 +274,12 @@ def _told_by_eager(
     # without a mask such a function hides nothing, whatever its layer says
     options["is_causal"] = False
     ask = partial(huggingface.question, module, query, key, value, attention_mask, **options)
-    return Heard(ask, "Hugging Face's eager attention", by_head=lambda answer: answer[0].transpose(1, 2))
+    return Heard(
+        ask,
+        "Hugging Face's eager attention",
+        by_head=lambda answer: answer[0].transpose(1, 2),
+        put=lambda answer, output: (output.transpose(1, 2).contiguous(), *answer[1:]),
+    )
 
 
 class _Enough(Exception):
@@ -360,3 +371,7 @@ def _projected(
 
 def _as_it_is(answer: Any) -> Tensor:
     return answer  # type: ignore[no-any-return]  # functions of torch are untyped here
+
+
+def _instead(_: Any, output: Tensor) -> Tensor:
+    return output

@@ -34,7 +34,7 @@ class Reversed:
                 f"reversed attention is that of scores q·k times a number; {layer.path} has another score or a rule."
             )
         given = None if chosen is None else chosen.scale
-        self._scale = 1 / math.sqrt(self.take.q.shape[-1]) if given is None else given
+        self._scale: float | Tensor = 1 / math.sqrt(self.take.q.shape[-1]) if given is None else given
 
     def __getitem__(self, index: Any) -> Tensor:
         b, h, i, j = _places(index, self.shape)
@@ -42,7 +42,8 @@ class Reversed:
         slope = _slopes(self.take, self._gradient, b, h, i, j)
         part = self._gradient[b][:, h][:, :, i].float()
         level = (part * self.take.attended.output[b][:, h][:, :, i].float()).sum(-1, keepdim=True)
-        return weights * (slope - level) * self._scale
+        found: Tensor = weights * (slope - level) * self._scale
+        return found
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,7 +77,8 @@ def _followed(layer: Layer) -> tuple[Take, Tensor]:
     if take.gradient is None:
         raise SpecError(
             f"gradients must be known to be looked at; none reached {layer.path}. Record a forward pass with "
-            "gradients, then call backward() on a loss; torch's fused kernels, and layers that hand out weights, keep none."
+            "gradients, then call backward() on a loss. torch's fused kernels, and layers that hand out weights, keep "
+            "none."
         )
     return take, take.gradient
 

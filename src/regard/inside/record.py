@@ -1,9 +1,7 @@
 """Recording: a model runs as it always does, and what its attention was asked is kept."""
 
-import sys
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import BudgetError, SpecError, TraceError
 from regard.inside.calls import Answered, Heard, heard
+from regard.inside.running import Running, eagerly, is_meant
 from regard.inside.take import taken
 from regard.inside.tape import Tape
 from regard.weights import byte_count
@@ -41,60 +40,22 @@ def record(
     if not isinstance(model, nn.Module):
         raise SpecError(f"record must be given a torch.nn.Module; got {type(model).__name__}.")
     recorder = _Recorder(model, layers, heads, byte_count(budget), budget)
-    with _eagerly(model), recorder.following(), heard(model, recorder.hear):
+    with eagerly(model), recorder.running.followed(), heard(model, recorder.hear):
         yield recorder.tape
     recorder.check()
 
 
-def _eagerly(model: nn.Module) -> Any:
-    """Compiled modules run as they were written: inside a graph nobody can be heard."""
-    compiled = sys.modules.get("torch._dynamo.eval_frame")
-    if compiled is not None and any(isinstance(module, compiled.OptimizedModule) for module in model.modules()):
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
-
-
 class _Recorder:
     def __init__(self, model: nn.Module, layers: Any, heads: Any, budget: int, said: Any) -> None:
-        self.names = {module: name for name, module in model.named_modules()}
+        self.running = Running(model)
         self.wanted = None if layers is None else [layers] if isinstance(layers, (int, str)) else list(layers)
         self.heads = None if heads is None else list(heads)
         self.budget, self.said, self.used = budget, said, 0
-        self.running: list[str] = []  # the modules that are, from the outermost in
-        self.thread = threading.get_ident()
         self.kept: dict[Any, tuple[Tensor, Tensor]] = {}  # tensors of masks and rules, and their copies
         self.tape = Tape()
-        self.seen: dict[str, int] = {}  # paths that attended, in order
-        self.kind = type(model).__name__
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Inside, `running` is kept. Hooks of all modules, not of single ones: those would keep torch from its fused
-        kernels."""
-
-        def enter(module: nn.Module, _: Any) -> None:
-            if module in self.names and threading.get_ident() == self.thread:
-                self.running.append(self.names[module])
-
-        def leave(module: nn.Module, *_: Any) -> None:
-            if module in self.names and threading.get_ident() == self.thread:
-                self.running.pop()
-
-        hooks = (
-            nn.modules.module.register_module_forward_pre_hook(enter),
-            nn.modules.module.register_module_forward_hook(leave, always_call=True),
-        )
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self.kept.clear()
 
     def hear(self, call: Heard) -> Answered | None:
-        path = ".".join(part for part in (self.running[-1] if self.running else "", call.inside) if part)
-        path = path or self.kind  # the model itself
-        number = self.seen.setdefault(path, len(self.seen))
+        path, number = self.running.place(call)
         if not self._is_wanted(number, path):
             return None
         try:
@@ -114,14 +75,15 @@ class _Recorder:
         layer = self.tape.layer(path, number, self.heads)
         self.used += needed - layer.add(take)
 
-        def answered(output: Tensor) -> None:
+        def answered(output: Tensor) -> Tensor:
             if output.requires_grad:
                 output.register_hook(lambda gradient: setattr(take, "gradient", gradient.detach()))
+            return output
 
         return answered
 
     def _is_wanted(self, number: int, path: str) -> bool:
-        return self.wanted is None or any(_matches(wanted, number, path) for wanted in self.wanted)
+        return self.wanted is None or any(is_meant(wanted, number, path) for wanted in self.wanted)
 
     def _copied(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor that a mask or a rule looks things up in; the same one while nobody changes it."""
@@ -142,17 +104,13 @@ class _Recorder:
 
     def check(self) -> None:
         """Whether there is what was asked for."""
-        if not self.seen:
+        if not self.running.seen:
             raise SpecError(
-                f"{self.kind} must call attention while it is recorded; no call was heard. Run the model inside the "
-                "`with`. A model that computes softmax(q k') itself cannot be heard: let it call "
+                f"{self.running.kind} must call attention while it is recorded; no call was heard. Run the model "
+                "inside the `with`. A model that computes softmax(q k') itself cannot be heard: let it call "
                 "torch.nn.functional.scaled_dot_product_attention or regard.attention."
             )
-        missing = [w for w in self.wanted or () if not any(_matches(w, n, p) for p, n in self.seen.items())]
+        missing = [w for w in self.wanted or () if not any(is_meant(w, n, p) for p, n in self.running.seen.items())]
         if missing:
-            known = ", ".join(f"{number} ({path})" for path, number in self.seen.items())
+            known = ", ".join(f"{number} ({path})" for path, number in self.running.seen.items())
             raise SpecError(f"layers must be among those that attended: {known}; got {missing[0]!r}.")
-
-
-def _matches(wanted: int | str, number: int, path: str) -> bool:
-    return number == wanted if isinstance(wanted, int) else path == wanted or path.startswith(f"{wanted}.")

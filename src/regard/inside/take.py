@@ -108,7 +108,7 @@ class Take:
 
 def taken(asked: dict[str, Any], heads: Sequence[int] | None, keep: Callable[[Tensor], Tensor], source: str) -> Take:
     """A call, copied; of some heads alone where they are named."""
-    q, k, v, options = _four_dimensional(asked)
+    q, k, v, options = four_dimensional(asked)
     if heads is not None:
         q, k, v, options = _of_heads(q, k, v, options, list(heads))
     tensors: list[Tensor] = []
@@ -125,7 +125,7 @@ def taken(asked: dict[str, Any], heads: Sequence[int] | None, keep: Callable[[Te
     return Take(q, k, v, options, spelled, source)
 
 
-def _four_dimensional(asked: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+def four_dimensional(asked: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """q, k and v with batch and heads, and options in which functions were read and tensors fit."""
     q, k, v = (as_tensor(asked[name], name) for name in "qkv")
     options = {name: asked.get(name) for name in OPTIONS}

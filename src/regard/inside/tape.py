@@ -11,6 +11,7 @@ from regard.errors import LoadError, SpecError
 from regard.inside.flow import flow, relevance, rollout
 from regard.inside.gradient import Reversed, TimesGradient
 from regard.inside.layer import Layer
+from regard.inside.running import is_meant
 from regard.inside.table import LEAST, SEPARATORS, Found, HeadTable, found, table
 from regard.inside.take import Spelled, Take
 from regard.models.store import read, write
@@ -61,7 +62,7 @@ class Tape:
         if isinstance(which, int):
             found = self.layers[which:][:1] if which < 0 else [x for x in self.layers if x.number == which]
         else:
-            found = [layer for layer in self.layers if layer.path == which or layer.path.startswith(f"{which}.")]
+            found = [layer for layer in self.layers if is_meant(which, layer.number, layer.path)]
         if len(found) == 1:
             return found[0]
         known = ", ".join(f"{layer.number} ({layer.path})" for layer in self.layers) or "none"
