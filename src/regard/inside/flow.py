@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import BudgetError, MissingError, SpecError
-from regard.inside.gradient import TimesGradient, row_blocks
+from regard.inside.gradient import TimesGradient
 from regard.inside.layer import Layer
+from regard.inside.matrix import row_blocks
 
 LARGEST_FLOW = 64  # tokens: the graph has so many squared edges a layer
 
@@ -50,7 +51,7 @@ def relevance(layers: Sequence[Layer], of: int | Iterable[int]) -> Tensor:
 def _backwards(
     layers: Sequence[Layer], of: int | Iterable[int], matrix: Callable[[Layer], Rows], keeps: bool
 ) -> Tensor:
-    layers = _stacked(layers)
+    layers = stacked(layers)
     batch, _, n, _ = layers[0].take.q.shape
     asked = torch.tensor([of] if isinstance(of, int) else list(of))
     if len(asked) and not bool(((asked >= -n) & (asked < n)).all()):
@@ -64,7 +65,7 @@ def _backwards(
     return rows
 
 
-def _stacked(layers: Sequence[Layer]) -> Sequence[Layer]:
+def stacked(layers: Sequence[Layer]) -> Sequence[Layer]:
     """Layers of one stack: each looks at the text that the one before it handed on."""
     if not layers:
         raise SpecError("at least one layer must be on the tape; there is none.")
@@ -79,7 +80,7 @@ def _stacked(layers: Sequence[Layer]) -> Sequence[Layer]:
 
 def flow(layers: Sequence[Layer], of: int) -> Tensor:
     """(batch, n): the largest flow from each token of the text to one token's last state."""
-    layers = _stacked(layers)
+    layers = stacked(layers)
     batch, _, n, _ = layers[0].take.q.shape
     if n > LARGEST_FLOW:
         raise BudgetError(

@@ -8,12 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import LoadError, SpecError
+from regard.inside.compare import Comparison
 from regard.inside.flow import flow, relevance, rollout
 from regard.inside.gradient import Reversed, TimesGradient
 from regard.inside.layer import Layer
+from regard.inside.places import by_group, word_ids
 from regard.inside.running import is_meant
+from regard.inside.similarity import Similarity, similarity
 from regard.inside.table import LEAST, SEPARATORS, Found, HeadTable, found, table
 from regard.inside.take import Spelled, Take
+from regard.inside.values import Weighted
 from regard.models.store import read, write
 from regard.result import Attended
 
@@ -103,6 +107,31 @@ class Tape:
     def times_gradient(self, which: int | str) -> TimesGradient:
         """A layer's weights times the gradients of a loss in them, any part."""
         return TimesGradient(self.find_layer(which))
+
+    def compare(self, other: "Tape") -> Comparison:
+        """This recording against another, of another model, prompt, kernel or mechanism; see `Comparison`."""
+        return Comparison(self.layers, other.layers)
+
+    def similarity(self, *, rows: int = 64, seed: int = 0, layers: Iterable[int | str] | None = None) -> Similarity:
+        """How alike heads look, over some rows that are drawn by the seed."""
+        return similarity(self._some(layers), rows, seed)
+
+    def weighted(self, which: int | str, out: Tensor | None = None) -> Weighted:
+        """A layer's weights times the sizes of its values; with `out`, the matrix after attention, of what they become
+        there."""
+        return Weighted(self.find_layer(which), out)
+
+    def words(self, which: int | str, groups: Sequence[int] | None = None) -> Tensor:
+        """A layer's weights between words, (batch, heads, words, words): sum over keys, mean over queries.
+
+        `groups` has the number of its word, or of its sentence, for each token; None takes the words of `tokens`.
+        """
+        if groups is None:
+            texts = self._texts
+            if texts is None or len(texts) != 1:
+                raise SpecError("words must be those of one text: set tape.tokens to its tokens, or give groups.")
+            groups = word_ids(texts[0])
+        return by_group(self.find_layer(which), groups, groups)
 
     def _some(self, which: Iterable[int | str] | None) -> list[Layer]:
         return self.layers if which is None else [self.find_layer(each) for each in which]
