@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-COPIED = ("src", "tests", "native", "setup.py", "pyproject.toml")
+COPIED = ("src", "tests", "tools", "native", "setup.py", "pyproject.toml")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc", ".hypothesis")
 PASSED, FAILED = 0, 1  # what pytest returns; anything else means that it did not get as far as a verdict
 
