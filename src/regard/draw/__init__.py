@@ -1,7 +1,8 @@
-"""Pictures of masks, of attention weights and of comparisons: arrays in, a matplotlib figure out.
+"""Pictures of masks, of attention weights, of heads and of comparisons: arrays in, a matplotlib figure out.
 
 Nothing is measured here: a map of a long sequence is drawn from what `measure.pool` found. matplotlib is asked for
-when something is drawn, and comes with `pip install 'regard[draw]'`.
+when something is drawn, and comes with `pip install 'regard[draw]'`; `svg_weights`, `svg_lines` and `text_weights` need
+nothing.
 
 >>> from regard import mask
 >>> figure = weights([[1.0, 0.0], [0.25, 0.75]], tokens=["to", "be"])
@@ -10,7 +11,21 @@ when something is drawn, and comes with `pip install 'regard[draw]'`.
 """
 
 from regard.draw.comparison import comparison
+from regard.draw.heads import heads, multiples
+from regard.draw.lines import lines, overlay
 from regard.draw.maps import weights
 from regard.draw.masks import mask
+from regard.draw.plain import svg_lines, svg_weights, text_weights
 
-__all__ = ["comparison", "mask", "weights"]
+__all__ = [
+    "comparison",
+    "heads",
+    "lines",
+    "mask",
+    "multiples",
+    "overlay",
+    "svg_lines",
+    "svg_weights",
+    "text_weights",
+    "weights",
+]

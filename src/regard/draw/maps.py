@@ -154,11 +154,11 @@ def _labels(tokens: Any, shape: tuple[int, ...], cell: tuple[int, int]) -> tuple
                 f"tokens must have a label for each of {length} {of}; got {len(labels)}. For unequal axes give a pair "
                 "(labels of the queries, labels of the keys)."
             )
-        found.append(None if labels is None else [_readable(str(label)) for label in labels])
+        found.append(None if labels is None else [readable(str(label)) for label in labels])
     return found[0], found[1]
 
 
-def _readable(token: str) -> str:
+def readable(token: str) -> str:
     """A token on one short line, also if it is white space."""
     shown = token.replace("\n", "↵").replace("\t", "⇥")
     shown = shown.replace(" ", "␣") if shown.strip() != shown else shown
