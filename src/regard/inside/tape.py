@@ -13,6 +13,7 @@ from regard.inside.flow import flow, relevance, rollout
 from regard.inside.gradient import Reversed, TimesGradient
 from regard.inside.layer import Layer
 from regard.inside.places import by_group, word_ids
+from regard.inside.relations import Targets, related
 from regard.inside.running import is_meant
 from regard.inside.similarity import Similarity, similarity
 from regard.inside.table import LEAST, SEPARATORS, Found, HeadTable, found, table
@@ -132,6 +133,17 @@ class Tape:
                 raise SpecError("words must be those of one text: set tape.tokens to its tokens, or give groups.")
             groups = word_ids(texts[0])
         return by_group(self.find_layer(which), groups, groups)
+
+    def related(
+        self, targets: Targets, *, words: Sequence[int] | None = None, special: Iterable[int] = ()
+    ) -> HeadTable:
+        """How often each head's largest weight is on a right word, beside the best single distance; the best first.
+
+        `targets` come from `regard.inside.relations`: `syntactic(edges)` or `coreferent(clusters)`. `words` has the
+        number of its word for each token; None takes each token for a word. `special` words are not counted.
+        """
+        length = self.layers[0].take.k.shape[2] if self.layers else 0
+        return related(self.layers, targets, range(length) if words is None else words, special)
 
     def _some(self, which: Iterable[int | str] | None) -> list[Layer]:
         return self.layers if which is None else [self.find_layer(each) for each in which]
