@@ -65,9 +65,6 @@ def main(folder):
     tape = minilm()
     heads = tape.heads()
     draw.heads(heads, "separator").savefig(folder / "inside-minilm-separator.png", dpi=110)
-    for kind in ("separator", "positional", "previous", "next"):
-        print(kind, *tape.find(kind, heads=heads)[:6], sep="\n  ")
-    print(heads.sort("positional")[:8])
 
 
 if __name__ == "__main__":
