@@ -44,7 +44,7 @@ def picture(found: dict, looks: dict) -> Figure:
         exact = [100 * found["results"][f"{name}_{length}"] for length in LENGTHS]
         lengths.plot(LENGTHS, exact, "o-", color=color, label=label)
     lengths.axvspan(LONGEST, max(LENGTHS) + 1, color="#f1f1ee", zorder=0)
-    lengths.text(LONGEST + 0.5, 50, "longer than\nin training", fontsize=8, va="center")
+    lengths.text(LONGEST + 4.5, 85, "longer than\nin training", fontsize=8, va="center")
     lengths.set(xlabel="letters", ylabel="% without a mistake", ylim=(-3, 103), xlim=(4, max(LENGTHS) + 1))
     lengths.set(title="Held-out words, copied and reversed", xticks=LENGTHS)
     lengths.legend(fontsize=8, loc="lower left")

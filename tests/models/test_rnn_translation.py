@@ -270,3 +270,14 @@ def test_a_short_training_lowers_the_loss() -> None:
     # both begin at the logarithm of 31 tokens, 3.43, each
     assert 6.5 < losses[0] < 7.5
     assert sum(losses[-5:]) / 5 < losses[0] - 0.5
+
+
+@pytest.mark.long
+def test_attention_carries_words_that_one_state_cannot() -> None:
+    training = Training(BottleneckTask())
+    while not training.is_over:
+        training.advance()
+    found = training.test()
+    assert found["attention_20"] > 0.95
+    assert found["bottleneck_20"] < 0.5
+    assert found["alignment"] > 0.6  # of a letter's weight; the rest is on its neighbours

@@ -58,7 +58,8 @@ def test_it_accepts_16384_tokens_and_uses_them() -> None:
         losses = cross_entropy(model(ids)[0, :-1], ids[0, 1:], reduction="none")
     first, again = losses[:299].mean(), losses[-290:].mean()
     assert bool(losses.isfinite().all())
-    assert again < first - 1.0  # random words said 16,000 tokens before are not random any more
+    assert first > 8.0  # a guess among 4096 costs 8.3
+    assert again < 1.0  # random words said 15,000 tokens before are not random any more
 
 
 def test_its_logits_token_by_token_are_those_of_the_whole_text() -> None:
