@@ -10,7 +10,8 @@ Everything else follows from the canvas: each caption describes one arrangement,
                a pair of sevens          twice the same
                a seven left of a two     two digits, across; down it is: above
 
-One image of a digit in ten is held out; canvases are tested that are made of those alone.
+One image of a digit in ten is held out; canvases are tested that are made of those alone. It is a part of the images
+that was not looked at while the recipe was chosen.
 """
 
 import json
@@ -37,7 +38,7 @@ CELL = 32  # pixels of a cell
 PATCH = 8  # pixels of a patch: 16 patches a cell
 DARK, BRIGHT = -0.3, 2.7  # numbers for pixels: about 0 in the mean, and far enough apart to be learned from
 SHIFT, TURN, GROW = 2.0, 0.2, 0.1  # what is done to a digit before it is learned from; see `moved`
-HELD_OUT = 10  # one image in so many is not trained on
+HELD_OUT, PART = 10, 1  # of so many parts of the images this one is not trained on
 BATCH = 64
 TESTED = 2000
 
@@ -214,7 +215,7 @@ class CaptionsTask:
     @cached_property
     def parts(self) -> tuple[Labelled, Labelled]:
         """Digits that are trained on, and those held out."""
-        return _mnist(self.data / "mnist").parted(HELD_OUT)
+        return _mnist(self.data / "mnist").parted(HELD_OUT, PART)
 
     def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
         canvases = drawn(self.parts[0], BATCH, draw, turn=TURN, grow=GROW)
