@@ -289,6 +289,20 @@ def test_no_measures_give_no_results(causal):
     assert causal.weights.measure() == ()
 
 
+@pytest.mark.parametrize("seen", [mask.causal(), mask.where(lambda b, h, i, j: (j < i) & (i % 7 != 0)), None])
+def test_the_largest_weight_alone_is_the_largest(seen: Any) -> None:
+    torch.manual_seed(5)
+    q, k = torch.randn(2, 1, 2, 300, 16)
+    weights = regard.attend(q, k, k, mask=seen).weights
+    (top,) = weights.measure(measure.top(1))
+    dense = weights[...]
+    right = dense.max(-1)
+    sees = right.values > 0
+    torch.testing.assert_close(top.values[..., 0], right.values)
+    assert torch.equal(top.indices[..., 0][sees], right.indices[sees])
+    assert bool((top.indices[..., 0][~sees] == -1).all())
+
+
 @pytest.mark.parametrize("wrong", ["entropy", measure.top, None, 8])
 def test_what_is_no_measure_is_refused(causal, wrong):
     with pytest.raises(SpecError, match=r"measure takes measures such as measure\.entropy; got"):

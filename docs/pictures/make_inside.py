@@ -50,7 +50,42 @@ def minilm():
     return tape
 
 
+def club():
+    """The karate club, after a training of seconds: who looks at whom, in the last layer."""
+    import networkx
+    from matplotlib.figure import Figure
+
+    from regard.models.tasks.graphs import KarateTask
+    from regard.models.train import Training
+
+    training = Training(KarateTask())
+    while not training.is_over:
+        training.advance()
+    people, model = training.task.people, training.model.eval()
+    with torch.no_grad():
+        weights = model.attend(people.features, people.edges)[1].mean(0)
+    graph = networkx.Graph()
+    graph.add_edges_from(people.edges.T.tolist())
+    places = networkx.spring_layout(graph, seed=4)
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.subplots()
+    for looking, at in people.edges.T.tolist():
+        (x, y), (u, v) = places[looking], places[at]
+        # half an edge for each direction: from the one who looks to the middle
+        axes.plot(
+            [x, (x + u) / 2], [y, (y + v) / 2], color="#444444", linewidth=6 * float(weights[looking, at]), zorder=1
+        )
+    for member, (x, y) in places.items():
+        colour = "#0b4a78" if people.groups[member] == 0 else "#d55e00"
+        axes.scatter(x, y, s=320 if people.known[member] else 150, color=colour, zorder=2)
+        axes.text(x, y, str(member), color="white", fontsize=7, ha="center", va="center", zorder=3)
+    axes.axis("off")
+    axes.set_title("each member's half of an edge is as wide as its weight on the other", fontsize=10)
+    return figure
+
+
 def main(folder):
+    club().savefig(folder / "inside-club.png", dpi=100)
     tape = language()
     heads = tape.heads()
     draw.heads(heads, "induction").savefig(folder / "inside-heads.png", dpi=110)

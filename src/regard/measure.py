@@ -195,13 +195,17 @@ class _RunningTop(Running):
         self.count = count
 
     def step(self, tile: WeightTile) -> None:
-        seen = torch.where(tile.scores == -torch.inf, -1.0, tile.weights)
-        if self.count == 1:
-            best, at = seen.max(dim=-1, keepdim=True)
-        else:
-            best, at = seen.topk(min(self.count, seen.shape[-1]), dim=-1)
-        at = torch.where(best < 0, -1, at + tile.first("j"))
         values, indices = tile.rows(self.values), tile.rows(self.indices)
+        if self.count == 1:
+            best, at = tile.weights.max(dim=-1, keepdim=True)
+            if bool((best > 0).all()):  # then each row sees something here, and its largest weight is of that
+                larger = best > values
+                values.copy_(torch.where(larger, best.to(values.dtype), values))
+                indices.copy_(torch.where(larger, at + tile.first("j"), indices))
+                return
+        seen = torch.where(tile.scores == -torch.inf, -1.0, tile.weights)
+        best, at = seen.topk(min(self.count, seen.shape[-1]), dim=-1)
+        at = torch.where(best < 0, -1, at + tile.first("j"))
         both = torch.cat([values, best.to(values.dtype)], -1)
         kept, which = both.topk(self.count, dim=-1)
         indices.copy_(torch.cat([indices, at], -1).gather(-1, which))

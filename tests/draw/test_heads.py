@@ -69,3 +69,13 @@ def test_a_terminal_gets_shades_and_the_brightest_key() -> None:
     assert shown.splitlines() == ["   a █   1.00 a", "long ▒▒  0.50 a", "   ↵  ░▓ 0.74 ↵"]
     with pytest.raises(SpecError, match=r"weights must be 1 x 1"):
         draw.text_weights([[1.0, 0.0]], ["a"])
+
+
+def test_curves_of_growth_tell_their_last_power() -> None:
+    figure = draw.growth([64, 128, 256], {"a": [1.0, 2.0, 16.0], "b": [3.0, 3.0, 3.0]}, unit="bytes")
+    axes = figure.axes[0]
+    assert [list(line.get_ydata()) for line in axes.lines] == [[1.0, 2.0, 16.0], [3.0, 3.0, 3.0]]
+    assert [text.get_text() for text in axes.texts] == ["a, n^3.0", "b, n^0.0"]
+    assert axes.get_ylabel() == "bytes"
+    with pytest.raises(SpecError, match=r"for each of 3 lengths; a has 2"):
+        draw.growth([1, 2, 3], {"a": [1.0, 2.0]})

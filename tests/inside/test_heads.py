@@ -157,12 +157,30 @@ def test_mass_on_equal_tokens(name: str, shift: int, case: Case) -> None:
 
 
 def test_what_keys_receive_and_the_largest_sink(case: Case) -> None:
-    torch.testing.assert_close(case.looked.received.double(), case.a.sum(-2), **CLOSE)
+    torch.testing.assert_close(case.looked.own.received.double(), case.a.sum(-2), **CLOSE)
     by = case.seen.sum(-2)
     share = torch.where(by >= 8, case.a.sum(-2) / by.clamp(min=1), 0.0)
     found, key = case.looked.sinks()
     torch.testing.assert_close(found.double(), share.max(-1).values, **CLOSE)
     torch.testing.assert_close(share.gather(-1, key[..., None])[..., 0], share.max(-1).values, **CLOSE)
+
+
+def test_what_a_query_tells_about_its_key(case: Case) -> None:
+    """Over pairs drawn by a query, each as likely, and its weights: I = sum p(i, j) log p(i, j) / (p(i) p(j))."""
+
+    def information(weights: Tensor) -> Tensor:
+        rows = weights.sum(-1, keepdim=True)
+        sees = (rows > 0).sum(-2, keepdim=True)
+        pairs = weights / rows.clamp(min=1e-300) / sees
+        both = pairs.sum(-2, keepdim=True) * pairs.sum(-1, keepdim=True)
+        return torch.where(pairs > 0, pairs * (pairs / both.clamp(min=1e-300)).log(), 0.0).sum((-2, -1))
+
+    most = math.log(min(case.take.q.shape[2], N))
+    scores = case.looked.alignment()
+    uniform = information(case.uniform) / most
+    torch.testing.assert_close(scores.uniform.double().expand_as(uniform), uniform, rtol=1e-3, atol=1e-5)
+    if case.take.options["weigh"] is None:  # with a sink rows do not add up to 1, and entropy is of what there is
+        torch.testing.assert_close(scores.found.double(), information(case.a) / most, rtol=1e-3, atol=1e-5)
 
 
 def test_vertical_and_slashed_lines(case: Case) -> None:

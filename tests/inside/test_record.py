@@ -57,6 +57,18 @@ def causal(s: Tensor) -> Tensor:
 held = F.scaled_dot_product_attention  # as somebody has it who imported it by name
 
 
+compiled_flex = torch.compile(flex.flex_attention, backend="eager")
+
+
+def seen_by_flex(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return j <= i
+
+
+def through_compiled_flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    block = flex.create_block_mask(seen_by_flex, None, None, 20, 20, device="cpu")
+    return compiled_flex(q, k, v, block_mask=block)  # type: ignore[return-value]  # a tensor
+
+
 def through_flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return flex.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s - 0.1 * (i - j).abs())
 
@@ -86,6 +98,7 @@ WAYS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]] = {
     ),
     "sdpa, a scale": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0), lambda s: s * 8**0.5),
     "flex": (through_flex, distance),
+    "flex, compiled": (through_compiled_flex, causal),
     "regard": (lambda q, k, v: regard.attention(q, k, v, mask=mask.causal()), causal),
     "regard, attend": (
         lambda q, k, v: regard.attend(q, k, v, score=score.softcap(2.0)).output,
@@ -276,6 +289,29 @@ def test_cross_attention_of_a_generation_is_one_matrix() -> None:
 
 
 @torch.no_grad()
+def test_texts_that_come_one_after_another_are_not_taken_for_one(x: Tensor) -> None:
+    """Two prompts of one length, and a step that goes on from the second: the first keeps its own keys."""
+    model = Cached()
+    torch.manual_seed(1)
+    one, other, step = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 8, 4), torch.randn(1, 2, 1, 4)
+    with record(model) as tape:
+        model(one, one)
+        model(other, other)
+        model(step, torch.cat((other, step), 2))
+    first, second, third = tape.calls(0)
+    torch.testing.assert_close(first.weights[...], (one @ one.mT / 2).softmax(-1), **FINE)
+    torch.testing.assert_close(second.weights[...], (other @ other.mT / 2).softmax(-1), **FINE)
+    assert third.weights.shape == (1, 2, 1, 9)
+    with pytest.raises(SpecError, match=r"Cached was called 3 times with other keys or rules"):
+        _ = tape[0]
+
+
+class Cached(nn.Module):
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k)
+
+
+@torch.no_grad()
 def test_only_the_layers_and_heads_that_are_wanted_are_kept(x: Tensor) -> None:
     slopes = torch.tensor([0.1, 0.2, 0.3, 0.4])
     seen = mask.where(lambda b, h, i, j: j <= i + h)
@@ -400,6 +436,35 @@ def test_gradients_of_the_answers_are_kept(x: Tensor) -> None:
         gradient = tape.layers[1].takes[0].gradient
         assert gradient is not None
         torch.testing.assert_close(gradient.transpose(1, 2).flatten(2), 2 * y.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_heads_that_were_kept(x: Tensor) -> None:
+    model = Own(WAYS["regard"][0])
+    with record(model) as whole, record(model, heads=[3, 1]) as some:
+        y = model(x)
+    y.square().sum().backward()
+    one, other = whole.layers[0].takes[0].gradient, some.layers[0].takes[0].gradient
+    assert one is not None and other is not None
+    assert torch.equal(other, one[:, [3, 1]])
+    torch.testing.assert_close(some.reversed(0)[...], whole.reversed(0)[:, [3, 1]], **FINE)
+
+
+def test_calls_without_heads_and_of_arrays_are_recorded(x: Tensor) -> None:
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            regard.attention(x.detach().numpy(), x.detach().numpy(), x.detach().numpy())
+            return regard.attention(x, x, x, mask=torch.ones(2, 20, 20).tril().bool())
+
+    model = Plain()
+    x = x.clone().requires_grad_()
+    with record(model) as tape:
+        y = model(x)
+    y.sum().backward()
+    array, tensor = tape.layers[0].takes
+    assert array.gradient is None
+    assert tensor.gradient is not None and tensor.gradient.shape == (2, 1, 20, 32)
+    right = causal(x @ x.mT / 32**0.5).softmax(-1).detach()
+    torch.testing.assert_close(tape.calls(0)[1].weights[:, 0], right, **FINE)
 
 
 @torch.no_grad()

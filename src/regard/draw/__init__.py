@@ -11,6 +11,7 @@ nothing.
 """
 
 from regard.draw.comparison import comparison
+from regard.draw.growth import growth
 from regard.draw.heads import heads, multiples
 from regard.draw.lines import lines, overlay
 from regard.draw.maps import weights
@@ -19,6 +20,7 @@ from regard.draw.plain import svg_lines, svg_weights, text_weights
 
 __all__ = [
     "comparison",
+    "growth",
     "heads",
     "lines",
     "mask",

@@ -46,7 +46,7 @@ class Heard:
     put: Callable[[Any, Tensor], Any] | None = None
 
 
-Answered = Callable[[Tensor], Tensor]  # is given the answer, (batch, heads, n_q, width): that, or another in its place
+Answered = Callable[[Any], Any]  # is given the answer, (batch, heads, n_q, width): that, or another in its place
 Hear = Callable[[Heard], Answered | None]
 
 

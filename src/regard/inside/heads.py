@@ -35,8 +35,172 @@ from regard.spec.term import variable, walk
 
 LAST = 64  # queries by which vertical and slashed patterns are judged
 LINES = 16  # columns, or diagonals, that a pattern may have
+SEEN_BY = 8  # queries, at least, that must see a key for it to be called a sink
 
 Tokens = Sequence[Sequence[Hashable]]  # for each text of a batch
+FIRST, SEPARATORS, PLACE, COLUMNS = 0, 1, 2, 3  # columns in the place of values, and how many there are
+
+
+class Rows:
+    """Numbers of each query of a call, (batch, heads, n_q); what is not asked for is not computed."""
+
+    def __init__(self, take: Take, tokens: Tokens | None, separators: Sequence[Hashable]) -> None:
+        self.take, self.tokens = take, tokens
+        self._separators = set(separators)
+
+    @cached_property
+    def asked(self) -> Attended:
+        """The call with other values: the first key, separators, places, and the keys themselves."""
+        batch, heads, n_k, _ = self.take.k.shape
+        columns = torch.zeros(batch, heads, n_k, COLUMNS)
+        columns[:, :, :1, FIRST] = 1.0
+        if self.tokens is not None:
+            is_one = torch.tensor([[token in self._separators for token in text] for text in self.tokens])
+            columns[..., SEPARATORS] = is_one[:, None]
+        columns[..., PLACE] = torch.arange(n_k)
+        values = torch.cat((columns.to(self.take.k), self.take.k), dim=-1)
+        return _attend(self.take.q, self.take.k, values, {**self.take.options, "value": None})
+
+    @property
+    def lse(self) -> Tensor:
+        return self.asked.lse  # type: ignore[no-any-return]  # tensors in, tensor out
+
+    def on_keys(self, column: int) -> Tensor:
+        """Mass on the first key, or on separators."""
+        return self.asked.output[..., column].float()  # type: ignore[no-any-return]  # tensors in, tensor out
+
+    @property
+    def places(self) -> Tensor:
+        """Where queries stand among the keys, (n_q,)."""
+        return torch.arange(self.take.q.shape[2]) + self.take.start
+
+    @property
+    def is_softmax(self) -> bool:
+        return self.take.options["weigh"] is None
+
+    @property
+    def has_plain_scores(self) -> bool:
+        chosen = self.take.options["score"]
+        is_dot = type(chosen) is ScaledDot and chosen.rule is None and not isinstance(chosen.scale, Tensor)
+        return self.is_softmax and (chosen is None or is_dot)
+
+    @cached_property
+    def looks_back(self) -> bool:
+        """Whether no key is ahead of its query."""
+        seen = self.take.options["mask"]
+        if seen is None or isinstance(self.take.start, Tensor):
+            return False
+        batch, heads, n_q, _ = self.take.q.shape
+        ahead: Mask = seen & ~mask.causal()
+        return ahead.density(n_q, self.take.k.shape[2], batch=batch, heads=heads, start=self.take.start) == 0.0
+
+    @cached_property
+    def over_all(self) -> Any:
+        """What only a pass over all weights tells: what each key receives, and each query's largest weight."""
+        wanted = [measure.received, measure.top(1)]
+        if not self.has_plain_scores:
+            wanted.append(measure.entropy)
+        if not self.looks_back:
+            wanted.append(measure.distance)
+        return self.asked.weights.measure(*wanted)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """-sum a log a, in nats."""
+        if not self.has_plain_scores:
+            return self.over_all.entropy  # type: ignore[no-any-return]  # tensors in, tensor out
+        chosen = self.take.options["score"]
+        scale = 1 / math.sqrt(self.take.q.shape[-1]) if chosen is None or chosen.scale is None else chosen.scale
+        mean_score = (self.take.q.double() * self.asked.output[..., COLUMNS:].double()).sum(-1) * scale
+        sees = self.lse > -torch.inf
+        return torch.where(sees, (self.lse.double() - mean_score).clamp(min=0), 0.0).float()
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """How far a query looks, on the mean."""
+        if not self.looks_back:
+            return self.over_all.distance  # type: ignore[no-any-return]  # tensors in, tensor out
+        far: Tensor = self.places - self.asked.output[..., PLACE] / self._mass.clamp(min=1e-30)
+        return torch.where(self.lse > -torch.inf, far, 0.0)
+
+    @cached_property
+    def _mass(self) -> Tensor:
+        """The sum of a query's weights: 1, but with a sink."""
+        if self.is_softmax:
+            return torch.ones(())
+        ones = torch.ones_like(self.take.k[..., :1])
+        return _attend(self.take.q, self.take.k, ones, {**self.take.options, "value": None}).output[..., 0]  # type: ignore[no-any-return]  # tensors in, tensor out
+
+    @property
+    def received(self) -> Tensor:
+        """What each key gets from all queries together: (batch, heads, n_k)."""
+        return self.over_all.received  # type: ignore[no-any-return]  # tensors in, tensor out
+
+    @property
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """The largest weight of each query, and the key that has it."""
+        return self.over_all.top.values[..., 0], self.over_all.top.indices[..., 0]
+
+    def under(self, extra: Mask) -> Tensor:
+        """Mass under a mask that is true for few pairs."""
+        if not self.is_softmax:
+            return self.asked.weights.measure(measure.mass(extra)).mass  # type: ignore[no-any-return]  # a tensor
+        own = self.take.options["mask"]
+        return _share(self.take, extra if own is None else own & extra, self.lse)
+
+    def on_equal(self, of_keys: Callable[[Sequence[Hashable]], Sequence[Hashable]]) -> Tensor:
+        """Mass on keys before the query whose word is the query's token; `of_keys` finds their words in a text."""
+        assert self.tokens is not None
+        take, n = self.take, self.take.q.shape[2]
+        found = torch.zeros(take.q.shape[:3])
+        for b, text in enumerate(self.tokens):
+            asks, words = list(text)[take.k.shape[2] - n :], list(of_keys(text))
+            number = {word: place for place, word in enumerate(dict.fromkeys(asks))}
+            ids_q = torch.tensor([number[word] for word in asks])
+            ids_k = torch.tensor([number.get(word, -1) if word is not None else -1 for word in words])
+            if not self.is_softmax:
+                equal = mask.where(_equal_before(ids_q, ids_k, take.start))
+                found[b] = self.asked.weights.measure(measure.mass(equal)).mass[b]
+                continue
+            order_q, order_k = ids_q.argsort(stable=True), ids_k.argsort(stable=True)
+            order_k = order_k[ids_k[order_k] >= 0]
+            if not len(order_k):
+                continue
+            seen = mask.documents(ids_q[order_q], ids_k[order_k]) & mask.where(_before(order_q + take.start, order_k))
+            options = take.rewritten({"b": b, "i": order_q, "j": order_k})
+            seen = seen if options["mask"] is None else seen & options["mask"]
+            few = Take(take.q[b : b + 1, :, order_q], take.k[b : b + 1, :, order_k], take.v, options, None, "")
+            found[b, :, order_q] = _share(few, seen, self.lse[b : b + 1, :, order_q])[0]
+        return found
+
+
+def _share(take: Take, seen: Mask, whole: Tensor) -> Tensor:
+    """The share of each query's weight that another mask leaves to it."""
+    part = _attend(take.q, take.k, take.k[..., :1], {**take.options, "value": None, "mask": seen}).lse
+    return torch.where(part == -torch.inf, 0.0, (part - whole).exp())
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Attended:
+    with torch.no_grad(), unheard():
+        return attend(q, k, v, **options)
+
+
+def _before(p: Tensor, order_k: Tensor) -> Callable[..., Any]:
+    return lambda b, h, i, j: order_k[j] < p[i]
+
+
+def _equal_before(ids_q: Tensor, ids_k: Tensor, start: Any) -> Callable[..., Any]:
+    return lambda b, h, i, j: (ids_q[i] == ids_k[j]) & (j < i + start)
+
+
+def alike(take: Take) -> Take:
+    """The same question of a head that looks at all it sees alike; one is enough where heads see the same."""
+    (batch, heads, n_q, _), n_k = take.q.shape, take.k.shape[2]
+    seen = take.options["mask"]
+    many = heads if seen is not None and variable("h") in walk(seen.term) else 1
+    options = {**dict.fromkeys(take.options), "mask": seen, "start": take.options["start"]}
+    k = torch.zeros(batch, many, n_k, 8)
+    return Take(torch.zeros(batch, many, n_q, 8), k, k, options, None, "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,147 +212,45 @@ class Scores:
 
 
 class Looked:
-    """One layer's heads, looked at. Results are (batch, heads); what is not asked for is not computed."""
+    """One layer's heads, looked at: numbers (batch, heads), each beside that of a uniform head.
+
+    Layers that hide the same from the same text share what a uniform head does: `like` is one of those.
+    """
 
     def __init__(
-        self, take: Take, tokens: Tokens | None = None, separators: Sequence[Hashable] = (), window: int = 16
+        self,
+        take: Take,
+        tokens: Tokens | None = None,
+        separators: Sequence[Hashable] = (),
+        window: int = 16,
+        like: "Looked | None" = None,
     ) -> None:
-        self.take, self.tokens, self.near = take, tokens, window
-        self._separators = set(separators)
+        self.own = Rows(take, tokens, separators)
+        self.near = window
+        self.uniform: Uniform = like.uniform if like is not None else Uniform(alike(take), tokens, separators)
 
-    @cached_property
-    def _features(self) -> Tensor:
-        """Values (batch, key heads, n_k, columns) in the place of v: the first key, separators, j; and the keys."""
-        batch, heads, n_k, _ = self.take.k.shape
-        columns = torch.zeros(batch, heads, n_k, 3)
-        columns[:, :, :1, 0] = 1.0
-        if self.tokens is not None and len(self.tokens[0]) == n_k:
-            is_one = torch.tensor([[token in self._separators for token in text] for text in self.tokens])
-            columns[..., 1] = is_one[:, None]
-        columns[..., 2] = torch.arange(n_k)
-        return torch.cat((columns.to(self.take.k), self.take.k), dim=-1)
-
-    @cached_property
-    def _asked(self) -> Attended:
-        return _attend(self.take.q, self.take.k, self._features, {**self.take.options, "value": None})
-
-    @cached_property
-    def _blind(self) -> Take:
-        """The same question of a head that looks at all it sees alike; one is enough where heads see the same."""
-        (batch, heads, n_q, _), n_k = self.take.q.shape, self.take.k.shape[2]
-        seen = self.take.options["mask"]
-        many = heads if seen is not None and variable("h") in walk(seen.term) else 1
-        options = {**dict.fromkeys(self.take.options), "mask": seen, "start": self.take.options["start"]}
-        k, v = torch.zeros(batch, many, n_k, 8), self._features[:, :1, :, :3].float().expand(-1, many, -1, -1)
-        return Take(torch.zeros(batch, many, n_q, 8), k, v, options, None, "")
-
-    @cached_property
-    def _alike(self) -> Attended:
-        return self._blind.attended
-
-    @cached_property
-    def _lse(self) -> Tensor:
-        return self._asked.lse  # type: ignore[no-any-return]  # tensors in, tensor out
-
-    @cached_property
-    def _seen(self) -> Tensor:
-        """How many keys each query sees, (batch, heads, n_q)."""
-        return self._alike.lse.exp().round()  # type: ignore[no-any-return]  # tensors in, tensor out
-
-    @property
-    def _is_softmax(self) -> bool:
-        return self.take.options["weigh"] is None
-
-    # -- numbers of rows ------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _rows(self) -> Any:
-        """What only a pass over all weights tells: what each key receives, and each query's largest weight."""
-        wanted = [measure.received, measure.top(1)]
-        if not self._has_plain_scores:
-            wanted.append(measure.entropy)
-        if not self._looks_back:
-            wanted.append(measure.distance)
-        return self._asked.weights.measure(*wanted)
-
-    @property
-    def _has_plain_scores(self) -> bool:
-        chosen = self.take.options["score"]
-        is_dot = type(chosen) is ScaledDot and chosen.rule is None and not isinstance(chosen.scale, Tensor)
-        return self._is_softmax and (chosen is None or is_dot)
-
-    @cached_property
-    def _looks_back(self) -> bool:
-        """Whether no key is ahead of its query."""
-        seen = self.take.options["mask"]
-        if seen is None or isinstance(self.take.start, Tensor):
-            return False
-        batch, heads, n_q, _ = self.take.q.shape
-        ahead = seen & ~mask.causal()
-        return ahead.density(n_q, self.take.k.shape[2], batch=batch, heads=heads, start=self.take.start) == 0.0  # type: ignore[no-any-return]  # a mask
-
-    @cached_property
-    def entropies(self) -> Tensor:
-        """H_i (batch, heads, n_q) in nats."""
-        if not self._has_plain_scores:
-            return self._rows.entropy  # type: ignore[no-any-return]  # tensors in, tensor out
-        chosen = self.take.options["score"]
-        scale = 1 / math.sqrt(self.take.q.shape[-1]) if chosen is None or chosen.scale is None else chosen.scale
-        mean_score = (self.take.q.double() * self._asked.output[..., 3:].double()).sum(-1) * scale
-        sees = self._seen > 0
-        return torch.where(sees, (self._lse.double() - mean_score).clamp(min=0), 0.0).float()
-
-    @cached_property
-    def distances(self) -> Tensor:
-        """How far each query looks, on the mean: (batch, heads, n_q)."""
-        if not self._looks_back:
-            return self._rows.distance  # type: ignore[no-any-return]  # tensors in, tensor out
-        p = torch.arange(self.take.q.shape[2]) + self.take.start
-        total = self._mass_seen
-        return torch.where(self._seen > 0, p - self._asked.output[..., 2] / total.clamp(min=1e-30), 0.0)
-
-    @cached_property
-    def _mass_seen(self) -> Tensor:
-        """The sum of each query's weights: 1, but with a sink."""
-        if self._is_softmax:
-            return (self._seen > 0).float()
-        ones = torch.ones_like(self.take.k[..., :1])
-        return _attend(self.take.q, self.take.k, ones, {**self.take.options, "value": None}).output[..., 0]  # type: ignore[no-any-return]  # tensors in, tensor out
-
-    @property
-    def received(self) -> Tensor:
-        """What each key gets from all queries together: (batch, heads, n_k)."""
-        return self._rows.received  # type: ignore[no-any-return]  # tensors in, tensor out
-
-    @property
-    def peaks(self) -> tuple[Tensor, Tensor]:
-        """The largest weight of each query, and the key that has it: (batch, heads, n_q)."""
-        return self._rows.top.values[..., 0], self._rows.top.indices[..., 0]
-
-    # -- numbers of heads -----------------------------------------------------------------------------------------
+    def _means(self, own: Tensor, uniform: Tensor, counted: Tensor) -> Scores:
+        return Scores(_mean(own, counted), _mean(uniform, counted))
 
     def entropy(self) -> Scores:
-        return Scores(_mean(self.entropies, self._seen > 0), _mean(self._seen.clamp(min=1).log(), self._seen > 0))
+        return self._means(self.own.entropy, self.uniform.entropy, self.uniform.seen > 0)
 
     def entropy_share(self) -> Scores:
-        """Of the largest there could be, log of the number of keys seen."""
-        several = self._seen > 1
-        share = self.entropies / self._seen.clamp(min=2).log()
-        return Scores(_mean(share, several), _mean(torch.ones_like(share), several))
+        """Of the largest there could be, the logarithm of the number of keys seen."""
+        most = self.uniform.seen.clamp(min=2).log()
+        return self._means(self.own.entropy / most, torch.ones_like(most), self.uniform.seen > 1)
 
     def distance(self) -> Scores:
-        alike = self._alike.weights.measure(measure.distance).distance
-        return Scores(_mean(self.distances, self._seen > 0), _mean(alike, self._seen > 0))
+        return self._means(self.own.distance, self.uniform.distance, self.uniform.seen > 0)
 
     def confidence(self) -> Scores:
         """The mean of the largest weights."""
-        return Scores(_mean(self.peaks[0], self._seen > 0), _mean(1 / self._seen.clamp(min=1), self._seen > 0))
+        return self._means(self.own.largest[0], 1 / self.uniform.seen.clamp(min=1), self.uniform.seen > 0)
 
     def positional(self) -> tuple[Scores, Tensor]:
         """The share of queries whose largest weight is at the commonest distance j - p, and that distance."""
-        p = torch.arange(self.take.q.shape[2]) + self.take.start
-        offset = self.peaks[1] - p
-        sees = (self._seen > 0).expand_as(offset)
+        offset = self.own.largest[1] - self.own.places
+        sees = (self.uniform.seen > 0).expand_as(offset)
         best, share = torch.zeros(offset.shape[:2], dtype=torch.int64), torch.zeros(offset.shape[:2])
         for b in range(offset.shape[0]):
             for h in range(offset.shape[1]):
@@ -196,121 +258,69 @@ class Looked:
                 if len(values):
                     best[b, h] = values[counts.argmax()]
                     share[b, h] = counts.max() / counts.sum()
-        return Scores(share, _mean(1 / self._seen.clamp(min=1), sees)), best
+        return Scores(share, _mean(1 / self.uniform.seen.clamp(min=1), sees)), best
 
     def first(self) -> Scores:
         """Mass on the first key, of all queries but that at its place."""
-        later = torch.arange(self.take.q.shape[2]) + self.take.start > 0
-        return self._on_keys(0, later)
+        own, uniform = self.own.on_keys(FIRST), self.uniform.on_keys(FIRST)
+        return self._means(own, uniform, (self.own.places > 0) & (uniform > 0))
 
     def separator(self) -> Scores:
-        return self._on_keys(1, torch.tensor(True))
-
-    def _on_keys(self, column: int, rows: Tensor) -> Scores:
-        """Mass on the keys of a column of features, of those queries that see one of them."""
-        found, alike = self._asked.output[..., column].float(), self._alike.output[..., column]
-        return Scores(_mean(found, rows & (alike > 0)), _mean(alike, rows & (alike > 0)))
-
-    def sinks(self) -> tuple[Tensor, Tensor]:
-        """The largest share that a key gets of the weight of those who see it, and which key that is."""
-        seen_by = self._alike_received
-        share = torch.where(seen_by >= min(8, self.take.q.shape[2]), self.received / seen_by.clamp(min=1), 0.0)
-        return share.max(-1)
-
-    @cached_property
-    def _alike_received(self) -> Tensor:
-        """How many queries see each key."""
-        start, n_q, n_k = self.take.start, self.take.q.shape[2], self.take.k.shape[2]
-        seen = self.take.options["mask"]
-        if seen is None:
-            return torch.full((n_k,), float(n_q))
-        if seen is mask.causal() and isinstance(start, int):
-            return (n_q + start - torch.arange(n_k)).clamp(0, n_q).float()
-        counting = {**self._blind.options, "weigh": weigh.sigmoid(0.0)}  # a weight of 1/2 for every pair that is seen
-        halves = _attend(self._blind.q, self._blind.k, self._blind.v, counting).weights.measure(measure.received)
-        return 2 * halves.received  # type: ignore[no-any-return]  # a tensor
+        own, uniform = self.own.on_keys(SEPARATORS), self.uniform.on_keys(SEPARATORS)
+        return self._means(own, uniform, uniform > 0)
 
     def self_(self) -> Scores:
-        return self._under(mask.window(1))
+        return self._under("self", mask.window(1))
 
     def previous(self) -> Scores:
-        return self._under(mask.window(2, 1) & ~mask.window(1))
+        return self._under("previous", mask.window(2, 1) & ~mask.window(1))
 
     def next(self) -> Scores:
-        return self._under(mask.window(1, 2) & ~mask.window(1))
+        return self._under("next", mask.window(1, 2) & ~mask.window(1))
 
     def window(self) -> Scores:
-        return self._under(mask.window(self.near))
+        return self._under(f"window {self.near}", mask.window(self.near))
 
-    def _under(self, extra: Mask) -> Scores:
-        """Mass under a mask that is true for few pairs, of those queries that see one of them."""
-        joined = extra if self.take.options["mask"] is None else self.take.options["mask"] & extra
-        alike = self._share(self._blind, {"mask": joined}, self._alike.lse)
-        if self._is_softmax:
-            found = self._share(self.take, {"mask": joined}, self._lse)
-        else:
-            found = self._asked.weights.measure(measure.mass(extra)).mass
-        return Scores(_mean(found, alike > 0), _mean(alike, alike > 0))
-
-    @staticmethod
-    def _share(take: Take, changed: dict[str, Any], whole: Tensor) -> Tensor:
-        """The share of each query's weight that is left to it by other options."""
-        part = _attend(take.q, take.k, take.k[..., :1], {**take.options, "value": None, **changed}).lse
-        return torch.where(part == -torch.inf, 0.0, (part - whole).exp())
+    def _under(self, name: str, extra: Mask) -> Scores:
+        uniform = self.uniform.kept(name, lambda rows: rows.under(extra))
+        return self._means(self.own.under(extra), uniform, uniform > 0)
 
     def duplicate(self) -> Scores:
         """Mass on earlier occurrences of the query's own token."""
-        return self._on_equal(lambda text: text)
+        return self._on_equal("duplicate", lambda text: text)
 
     def induction(self) -> Scores:
         """Mass on what followed earlier occurrences of the query's token."""
-        return self._on_equal(lambda text: [None, *text[:-1]])
+        return self._on_equal("induction", lambda text: [None, *text[:-1]])
 
-    def _on_equal(self, of_keys: Callable[[Sequence[Hashable]], Sequence[Hashable]]) -> Scores:
-        """Mass on keys before the query whose word is the query's token; `of_keys` finds their words in a text."""
-        assert self.tokens is not None
-        take, n = self.take, self.take.q.shape[2]
-        found, alike = torch.zeros(take.q.shape[:3]), torch.zeros(self._blind.q.shape[:3])
-        for b, text in enumerate(self.tokens):
-            asks, words = list(text)[take.k.shape[2] - n :], list(of_keys(text))
-            number = {word: place for place, word in enumerate(dict.fromkeys(asks))}
-            ids_q = torch.tensor([number[word] for word in asks])
-            ids_k = torch.tensor([number.get(word, -1) if word is not None else -1 for word in words])
-            order_q, order_k = ids_q.argsort(stable=True), ids_k.argsort(stable=True)
-            order_k = order_k[ids_k[order_k] >= 0]
-            if not len(order_k):
-                continue
-            equal = mask.documents(ids_q[order_q], ids_k[order_k])
-            before = _before(order_q, order_k, take.start)
-            places: dict[str, Any] = {"b": b, "i": order_q, "j": order_k}
-            for out, of, whole in ((found, take, self._asked), (alike, self._blind, self._alike)):
-                if of is take and not self._is_softmax:
-                    continue
-                options = of.rewritten(places)
-                seen = equal & before if options["mask"] is None else equal & before & options["mask"]
-                q, k = of.q[b : b + 1, :, order_q], of.k[b : b + 1, :, order_k]
-                few = Take(q, k, k, options, None, "")
-                out[b, :, order_q] = self._share(few, {"mask": seen}, whole.lse[b : b + 1, :, order_q])[0]
-        if not self._is_softmax:
-            found = self._dense_equal(of_keys)
-        return Scores(_mean(found, alike > 0), _mean(alike, alike > 0))
+    def _on_equal(self, name: str, of_keys: Callable[[Sequence[Hashable]], Sequence[Hashable]]) -> Scores:
+        uniform = self.uniform.kept(name, lambda rows: rows.on_equal(of_keys))
+        return self._means(self.own.on_equal(of_keys), uniform, uniform > 0)
 
-    def _dense_equal(self, of_keys: Callable[[Sequence[Hashable]], Sequence[Hashable]]) -> Tensor:
-        """The same over all tiles: for weights that are no softmax."""
-        assert self.tokens is not None
-        n, n_k = self.take.q.shape[2], self.take.k.shape[2]
-        number: dict[Hashable, int] = {}
-        ids_q, ids_k = (
-            torch.tensor([[number.setdefault(w, len(number)) if w is not None else -1 for w in text] for text in texts])
-            for texts in ([list(t)[n_k - n :] for t in self.tokens], [of_keys(t) for t in self.tokens])
-        )
-        start = self.take.start
-        equal = mask.where(lambda b, h, i, j: (ids_q[b, i] == ids_k[b, j]) & (j < i + start))
-        return self._asked.weights.measure(measure.mass(equal)).mass  # type: ignore[no-any-return]  # a tensor
+    def alignment(self) -> Scores:
+        """How much a query tells about the key it looks at: the mutual information of both, where all queries are as
+        likely, as a share of the most there could be. 1 if each has a key of its own, 0 if all look alike."""
+        take = self.own.take
+        most = math.log(max(2, min(take.q.shape[2], take.k.shape[2])))
+        found = [self._information(rows) / most for rows in (self.own, self.uniform)]
+        return Scores(*found)
+
+    def _information(self, rows: Rows) -> Tensor:
+        """H(key) - H(key given query), (batch, heads)."""
+        share = rows.received.double() / rows.received.double().sum(-1, keepdim=True).clamp(min=1e-30)
+        known = _mean(rows.entropy, self.uniform.seen > 0)
+        found: Tensor = torch.special.entr(share).sum(-1) - known
+        return found.clamp(min=0).float()
+
+    def sinks(self) -> tuple[Tensor, Tensor]:
+        """The largest share that a key gets of the weight of those who see it, and which key that is."""
+        by = self.uniform.seen_by
+        share = torch.where(by >= min(SEEN_BY, len(self.own.places)), self.own.received / by.clamp(min=1), 0.0)
+        return share.max(-1)
 
     def lines(self) -> tuple[Tensor, Tensor]:
         """Shares of the last queries' weight on their strongest columns, and on their strongest diagonals."""
-        rows = self._asked.weights[:, :, -LAST:].double()
+        rows = self.own.asked.weights[:, :, -LAST:].double()
         total = rows.sum((-2, -1)).clamp(min=1e-30)
         columns = rows.sum(-2)
         n, n_k = rows.shape[-2:]
@@ -321,17 +331,39 @@ class Looked:
         return vertical.float(), slash.float()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Attended:
-    with torch.no_grad(), unheard():
-        return attend(q, k, v, **options)
+class Uniform(Rows):
+    """A head that looks at all it sees alike, and how much that is."""
+
+    def __init__(self, take: Take, tokens: Tokens | None, separators: Sequence[Hashable]) -> None:
+        super().__init__(take, tokens, separators)
+        self._kept: dict[str, Tensor] = {}
+
+    def kept(self, name: str, find: Callable[[Rows], Tensor]) -> Tensor:
+        """A number of each query, found once."""
+        if name not in self._kept:
+            self._kept[name] = find(self)
+        return self._kept[name]
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """How many keys each query sees, (batch, heads, n_q)."""
+        return self.lse.exp().round()
+
+    @cached_property
+    def seen_by(self) -> Tensor:
+        """How many queries see each key, (..., n_k)."""
+        start, n_q, n_k = self.take.start, self.take.q.shape[2], self.take.k.shape[2]
+        seen = self.take.options["mask"]
+        if seen is None:
+            return torch.full((n_k,), float(n_q))
+        if seen is mask.causal() and isinstance(start, int):
+            return (n_q + start - torch.arange(n_k)).clamp(0, n_q).float()
+        counting = {**self.take.options, "weigh": weigh.sigmoid(0.0)}  # a weight of 1/2 for every pair that is seen
+        halves = _attend(self.take.q, self.take.k, self.take.v, counting).weights.measure(measure.received)
+        return 2 * halves.received  # type: ignore[no-any-return]  # a tensor
 
 
 def _mean(rows: Tensor, counted: Tensor) -> Tensor:
     """The mean (batch, heads) over the rows that count; 0 where none does."""
     rows, counted = torch.broadcast_tensors(rows, counted)
     return torch.where(counted, rows, 0.0).sum(-1) / counted.sum(-1).clamp(min=1)
-
-
-def _before(order_q: Tensor, order_k: Tensor, start: Any) -> Mask:
-    p = order_q + start
-    return mask.where(lambda b, h, i, j: order_k[j] < p[i])

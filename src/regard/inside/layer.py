@@ -22,6 +22,7 @@ class Layer:
         self.path, self.number = path, number
         self.takes: list[Take] = []
         self._chosen = heads
+        self._first = 0  # of the last calls that go on one from another
 
     @property
     def heads(self) -> list[int]:
@@ -33,18 +34,17 @@ class Layer:
         last = self.takes[-1] if self.takes else None
         self.takes.append(take)
         if last is None or not _begins_with(take, last):
+            self._first = len(self.takes) - 1
             return 0
         saved = last.k.nbytes + last.v.nbytes
-        for earlier in self._run()[:-1]:
+        for earlier in self.takes[self._first : -1]:
             earlier.over(take.k, take.v)
         return saved
 
-    def _run(self) -> list[Take]:
-        """The last calls whose keys begin with those of the call before."""
-        first = len(self.takes) - 1
-        while first and _may_begin(self.takes[first], self.takes[first - 1]):
-            first -= 1
-        return self.takes[first:]
+    @property
+    def is_one(self) -> bool:
+        """Whether the keys of each call begin with those of the call before it."""
+        return self._first == 0
 
     @cached_property
     def take(self) -> Take:
@@ -57,14 +57,10 @@ class Layer:
         return self.take.attended
 
 
-def _may_begin(take: Take, last: Take) -> bool:
-    return take.k.shape[:-2] == last.k.shape[:-2] and take.k.shape[-2] >= last.k.shape[-2]
-
-
 def _begins_with(take: Take, last: Take) -> bool:
-    if not _may_begin(take, last):
-        return False
     n_k = last.k.shape[-2]
+    if take.k.shape[:-2] != last.k.shape[:-2] or take.k.shape[-2] < n_k:
+        return False
     return torch.equal(take.k[..., :n_k, :], last.k) and torch.equal(take.v[..., :n_k, :], last.v)
 
 
@@ -73,11 +69,10 @@ def _joined(layer: Layer) -> Take:
     first, *others = layer.takes
     last = layer.takes[-1]
     grown = [take.k.shape[-2] - before.k.shape[-2] for take, before in zip(others, layer.takes, strict=False)]
-    shares = len(layer._run()) == len(layer.takes) and last.k.data_ptr() == first.k.data_ptr()
     follows = all(more == take.q.shape[-2] for more, take in zip(grown, others, strict=True))
     stays = all(more == 0 for more in grown)
     alike = all(take.options[name] is None or name == "mask" for take in layer.takes for name in take.options)
-    if not (shares and alike and (follows or stays)):
+    if not (layer.is_one and alike and (follows or stays)):
         raise SpecError(
             f"the calls of a layer must go on where the last one ended, as in generation, to be one matrix; "
             f"{layer.path} was called {len(layer.takes)} times with other keys or rules. Take them one by one: "

@@ -75,9 +75,13 @@ class _Recorder:
         layer = self.tape.layer(path, number, self.heads)
         self.used += needed - layer.add(take)
 
-        def answered(output: Tensor) -> Tensor:
-            if output.requires_grad:
-                output.register_hook(lambda gradient: setattr(take, "gradient", gradient.detach()))
+        def follow(gradient: Tensor) -> None:
+            by_head = gradient.detach().reshape(take.q.shape[0], -1, take.q.shape[2], gradient.shape[-1])
+            take.gradient = by_head if self.heads is None else by_head[:, self.heads]
+
+        def answered(output: Any) -> Any:
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(follow)
             return output
 
         return answered

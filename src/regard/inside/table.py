@@ -29,6 +29,7 @@ KINDS = {
     "duplicate": "earlier occurrences of its own token",
     "induction": "what followed its own token earlier",
     "positional": "one and the same distance",
+    "alignment": "how much a query tells about its key",
 }
 NEED_TOKENS = ("separator", "duplicate", "induction")
 
@@ -108,13 +109,28 @@ def table(
 ) -> HeadTable:
     """A row for each head of each layer; numbers are means over the texts of a batch."""
     rows: list[Row] = []
+    before: tuple[Any, Looked] | None = None
     for layer in layers:
-        looked = Looked(layer.take, _fitting(layer, tokens), separators, window)
+        hidden = _hidden(layer)
+        like = before[1] if before is not None and hidden is not None and before[0] == hidden else None
+        looked = Looked(layer.take, _fitting(layer, tokens), separators, window, like)
+        before = (hidden, looked)
         columns = _columns(looked)
         for place, head in enumerate(layer.heads):
             numbers = {name: _number(name, values, place) for name, values in columns.items()}
             rows.append({"layer": layer.number, "head": head, "path": layer.path, **numbers})
     return HeadTable(rows)
+
+
+def _hidden(layer: Layer) -> Any:
+    """What two layers have in common that hide the same; None where it cannot be told."""
+    take = layer.take
+    seen = take.options["mask"]
+    if seen is not None and (take.spelled is None or take.options["start"] is not None):
+        return None
+    captured = () if seen is None else tuple(id(t) for t in seen.tensors)
+    cross = "cross" in layer.path or "multihead_attn" in layer.path
+    return (*take.q.shape[:3], take.k.shape[2], None if seen is None else seen.term, captured, cross)
 
 
 def _fitting(layer: Layer, tokens: Sequence[Sequence[str]] | None) -> Sequence[Sequence[str]] | None:
@@ -142,8 +158,9 @@ def _columns(looked: Looked) -> dict[str, Tensor]:
         "next": looked.next(),
         "window": looked.window(),
         "first": looked.first(),
+        "alignment": looked.alignment(),
     }
-    if looked.tokens is not None:
+    if looked.own.tokens is not None:
         scores |= {name: getattr(looked, name)() for name in NEED_TOKENS}
     found: dict[str, Tensor] = {"offset": offset, "sink": sink, "sink_at": key, "vertical": vertical, "slash": slash}
     for name, each in scores.items():
@@ -169,7 +186,7 @@ class Found:
     uniform: float
 
     def __str__(self) -> str:
-        what = "of its largest weights at" if self.kind == "positional" else "on"
+        what = {"positional": "of its largest weights at", "alignment": "by"}.get(self.kind, "on")
         return (
             f"layer {self.layer}, head {self.head} ({self.path}): {self.score:.2f} {what} {KINDS[self.kind]}, "
             f"where a uniform head has {self.uniform:.2f}"
