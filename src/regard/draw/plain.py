@@ -76,7 +76,7 @@ def text_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | Non
 
     >>> print(text_weights([[1.0, 0.0], [0.4, 0.6]], ["to", "be"]))
     to █  1.00 to
-    be ▒▓ 0.60 be
+    be ▒▒ 0.60 be
     """
     found, keys = _checked(weights, queries, keys)
     side = max((len(readable(t)) for t in queries), default=0)

@@ -25,7 +25,7 @@ def language_model() -> tuple[LanguageModel, Tokens]:
     >>> import torch
     >>> model, tokens = language_model()
     >>> model(torch.tensor([tokens.encode("Call me")])).shape
-    torch.Size([1, 2, 4096])
+    torch.Size([1, 3, 4096])
     """
     path = WEIGHTS / "language.safetensors"
     tensors, words = read(path)

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/inside.md again: `.venv/bin/python docs/pictures/make_inside.py [folder]`."""
+"""Makes the pictures of docs/inside.md again: `.venv/bin/python docs/inside/make.py [folder]`."""
 
 import sys
 from pathlib import Path
@@ -85,21 +85,21 @@ def club():
 
 
 def main(folder):
-    club().savefig(folder / "inside-club.png", dpi=100)
+    club().savefig(folder / "club.png", dpi=100)
     tape = language()
     heads = tape.heads()
-    draw.heads(heads, "induction").savefig(folder / "inside-heads.png", dpi=110)
+    draw.heads(heads, "induction").savefig(folder / "heads.png", dpi=110)
     best = tape.find("induction", heads=heads)[0]
     title = f"layer {best.layer}, head {best.head}: who looks at whom"
     weights = tape[best.layer].weights[0, best.head]
-    draw.lines(weights, tape.tokens, least=0.15, title=title).savefig(folder / "inside-lines.png", dpi=110)
+    draw.lines(weights, tape.tokens, least=0.15, title=title).savefig(folder / "lines.png", dpi=110)
     tape, words, written = alignment()
     crossing = [layer for layer in tape.layers if "multihead_attn" in layer.path]
     strongest = torch.stack([layer.attended.weights[0] for layer in crossing]).amax((0, 1))
-    draw.weights(strongest, (written, words)).savefig(folder / "inside-alignment.png", dpi=110)
+    draw.weights(strongest, (written, words)).savefig(folder / "alignment.png", dpi=110)
     tape = minilm()
     heads = tape.heads()
-    draw.heads(heads, "separator").savefig(folder / "inside-minilm-separator.png", dpi=110)
+    draw.heads(heads, "separator").savefig(folder / "minilm-separator.png", dpi=110)
 
 
 if __name__ == "__main__":
