@@ -1,4 +1,5 @@
 """Looking inside at length: a decoder of 12 layers and 12 heads reads 16,384 tokens, plainly and while it is recorded.
+Its attention is torch's own kernel.
 
     python -m benchmarks.inside [--tokens 16384]
 
@@ -14,39 +15,13 @@ import sys
 import time
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 import regard
+from benchmarks.models import in_layers, sdpa
+from regard.models.language import LanguageModel
+from regard.nn import Design
 
 LAYERS, HEADS, WIDTH, VOCABULARY = 12, 12, 64, 512
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        size = HEADS * WIDTH
-        self.norm1, self.norm2 = nn.LayerNorm(size), nn.LayerNorm(size)
-        self.to_heads, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
-        self.feed = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.to_heads(self.norm1(x)).unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.feed(self.norm2(x))  # type: ignore[no-any-return]  # modules are untyped
-
-
-class Decoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(VOCABULARY, HEADS * WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.table(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return x  # type: ignore[no-any-return]  # modules are untyped
 
 
 def peak() -> int:
@@ -56,9 +31,11 @@ def peak() -> int:
 def measured(what: str, n: int) -> dict[str, float]:
     """Seconds and the peak of memory beyond the model and its tokens, in this process."""
     torch.manual_seed(0)
-    model, tokens = Decoder().eval(), torch.randint(VOCABULARY, (1, n))
+    design = Design(width=HEADS * WIDTH, heads=HEADS)
+    model = LanguageModel(VOCABULARY, layers=LAYERS, design=design, position=None).eval()
+    tokens = torch.randint(VOCABULARY, (1, n))
     before, found = peak(), {}
-    with torch.no_grad():
+    with torch.no_grad(), in_layers(sdpa):
         begin = time.perf_counter()
         if what == "plain":
             model(tokens)

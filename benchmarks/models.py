@@ -155,7 +155,7 @@ RUNS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @contextmanager
-def _in_layers(answer: Callable[..., Tensor]) -> Iterator[None]:
+def in_layers(answer: Callable[..., Tensor]) -> Iterator[None]:
     """While it is entered, regard's layers ask this function."""
     before, layers.attention = layers.attention, answer
     try:
@@ -180,7 +180,7 @@ def _dense(seen: mask.Mask, n: int) -> Tensor:
     return seen.dense(n)[0, 0]
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, *, mask: Any, **none: Any) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, *, mask: Any, **none: Any) -> Tensor:
     """A layer's question as torch takes it: a flag where the mask is causal, else all pairs, made once."""
     if mask is regard.mask.causal():
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -191,7 +191,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, *, mask: Any, **none: Any) -> Tensor:
 AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "encoder": regard.replacing_sdpa,
     "decoder": regard.replacing_sdpa,
-    "sdpa training": lambda: _in_layers(_sdpa),
+    "sdpa training": lambda: in_layers(sdpa),
     "minilm": lambda: _on("regard"),
     "sdpa minilm": lambda: _on("sdpa"),
 }
@@ -213,7 +213,7 @@ def by_reference() -> AbstractContextManager[object]:
 def right_beginning(name: str, tokens: Tensor) -> Tensor:
     """The right answer to the first sequence of a batch, and of what is generated to the first tokens."""
     if name == "training":
-        with _in_layers(partial(regard.attention, engine="reference")):
+        with in_layers(partial(regard.attention, engine="reference")):
             return RUNS[name](tokens[:1])
     if name == "minilm":
         with _on("eager"):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import SpecError
-from regard.inside import compare, matrix
+from regard.inside import matrix
 from regard.inside.places import on_image, on_time, sentence_ids, word_ids
 
 N, HEADS, WIDTH = 10, 4, 8
@@ -89,7 +89,6 @@ def test_texts_of_different_lengths_are_compared_by_maps() -> None:
     torch.testing.assert_close(map_, sums[0] - sums[1], **CLOSE)
     with pytest.raises(SpecError, match=r"one shape to be subtracted; got \(2, 4, 128, 128\) and \(2, 4, 256, 256\)"):
         comparison.difference(0)
-    assert compare.CELLS == 64
 
 
 def test_what_cannot_be_compared_says_so() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from regard.draw.figure import SEEN, SEQUENTIAL, check, fitted
 from regard.draw.maps import readable
+from regard.draw.plain import fitting
 from regard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -28,10 +29,7 @@ def lines(
     check()
     from matplotlib.figure import Figure
 
-    found = np.asarray(weights, dtype=float)
-    keys = queries if keys is None else keys
-    if found.shape != (len(queries), len(keys)):
-        raise SpecError(f"weights must be {len(queries)} x {len(keys)}, as tokens are; got shape {found.shape}.")
+    found, keys = fitting(weights, queries, keys)
     if max(found.shape) > MOST_TOKENS:
         raise SpecError(f"lines must be between at most {MOST_TOKENS} tokens; got {max(found.shape)}. Draw a map.")
     figure = Figure(figsize=(4.2, 0.9 + 0.2 * max(found.shape)), layout="constrained")

@@ -31,7 +31,7 @@ def svg_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | None
     >>> svg_weights([[1.0, 0.0], [0.5, 0.5]], ["to", "be"]).count("<rect")
     4
     """
-    found, keys = _checked(weights, queries, keys)
+    found, keys = fitting(weights, queries, keys)
     left, top = (12 + LETTER * max((len(readable(t)) for t in tokens), default=0) for tokens in (queries, keys))
     parts = []
     brightest = found.max() or 1.0
@@ -56,7 +56,7 @@ def svg_lines(weights: Any, queries: Sequence[str], keys: Sequence[str] | None =
     >>> svg_lines([[1.0, 0.0], [0.3, 0.7]], ["to", "be"]).count("<line")
     3
     """
-    found, keys = _checked(weights, queries, keys)
+    found, keys = fitting(weights, queries, keys)
     left = 12 + LETTER * max((len(readable(t)) for t in queries), default=0)
     right = left + 160
     parts = [
@@ -78,7 +78,7 @@ def text_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | Non
     to █  1.00 to
     be ▒▒ 0.60 be
     """
-    found, keys = _checked(weights, queries, keys)
+    found, keys = fitting(weights, queries, keys)
     side = max((len(readable(t)) for t in queries), default=0)
     lines = []
     for token, row in zip(queries, found, strict=True):
@@ -88,7 +88,8 @@ def text_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | Non
     return "\n".join(lines)
 
 
-def _checked(weights: Any, queries: Sequence[str], keys: Sequence[str] | None) -> tuple[Any, Sequence[str]]:
+def fitting(weights: Any, queries: Sequence[str], keys: Sequence[str] | None) -> tuple[Any, Sequence[str]]:
+    """Weights as an array, and the tokens of its columns; those of its rows unless given."""
     found = np.asarray(weights, dtype=float)
     keys = queries if keys is None else keys
     if found.shape != (len(queries), len(keys)):

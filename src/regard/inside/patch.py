@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from regard.attention import attention
 from regard.errors import SpecError
 from regard.heard import unheard
-from regard.inside.calls import Answered, Heard, heard
+from regard.inside.calls import Answered, heard
 from regard.inside.running import Running, eagerly, is_meant
 from regard.inside.take import Take, four_dimensional
+from regard.inside.told import Heard
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import BudgetError, SpecError, TraceError
-from regard.inside.calls import Answered, Heard, heard
+from regard.inside.calls import Answered, heard
 from regard.inside.running import Running, eagerly, is_meant
 from regard.inside.take import taken
 from regard.inside.tape import Tape
+from regard.inside.told import Heard
 from regard.weights import byte_count
 
 Which = int | str | Iterable[int | str]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.inside.calls import Heard
+from regard.inside.told import Heard
 
 
 class Running:

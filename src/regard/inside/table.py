@@ -31,6 +31,7 @@ KINDS = {
     "positional": "one and the same distance",
     "alignment": "how much a query tells about its key",
 }
+CROSSING = ("cross", "multihead_attn", "encoder_attn", "EncDecAttention")  # in paths of modules that cross over
 NEED_TOKENS = ("separator", "duplicate", "induction")
 
 Row = dict[str, Any]
@@ -59,11 +60,11 @@ class HeadTable(Sequence[Row]):
         return list(self._rows[0]) if self._rows else []
 
     def column(self, name: str) -> list[Any]:
-        self._check(name)
+        self.check(name)
         return [row[name] for row in self._rows]
 
     def sort(self, by: str, *, largest_first: bool = True) -> "HeadTable":
-        self._check(by)
+        self.check(by)
         return HeadTable(sorted(self._rows, key=lambda row: row[by], reverse=largest_first))
 
     def where(self, holds: Callable[[Row], bool]) -> "HeadTable":
@@ -79,7 +80,8 @@ class HeadTable(Sequence[Row]):
             ) from None
         return pandas.DataFrame(self._rows)
 
-    def _check(self, name: str) -> None:
+    def check(self, name: str) -> None:
+        """Refuses a column that is not there."""
         if self._rows and name not in self._rows[0]:
             known = ", ".join(self.columns)
             more = " Give the tape its tokens first: tape.tokens = [...]." if name in NEED_TOKENS else ""
@@ -129,18 +131,22 @@ def _hidden(layer: Layer) -> Any:
     if seen is not None and (take.spelled is None or take.options["start"] is not None):
         return None
     captured = () if seen is None else tuple(id(t) for t in seen.tensors)
-    cross = "cross" in layer.path or "multihead_attn" in layer.path
-    return (*take.q.shape[:3], take.k.shape[2], None if seen is None else seen.term, captured, cross)
+    return (*take.q.shape[:3], take.k.shape[2], None if seen is None else seen.term, captured, _crosses(layer))
 
 
 def _fitting(layer: Layer, tokens: Sequence[Sequence[str]] | None) -> Sequence[Sequence[str]] | None:
     """The tokens, where they are those of a layer that looks at its own text."""
     q, k = layer.take.q, layer.take.k
-    if tokens is None or q.shape[2] > k.shape[2] or "cross" in layer.path or "multihead_attn" in layer.path:
+    if tokens is None or q.shape[2] > k.shape[2] or _crosses(layer):
         return None
     if len(tokens) != q.shape[0] or any(len(text) != k.shape[2] for text in tokens):
         return None
     return tokens
+
+
+def _crosses(layer: Layer) -> bool:
+    """Whether a layer looks at another text than its own, which only its name tells where both are as long."""
+    return any(name in layer.path for name in CROSSING)
 
 
 def _columns(looked: Looked) -> dict[str, Tensor]:
@@ -199,6 +205,6 @@ def found(heads: HeadTable, kind: str, least: float) -> list[Found]:
         raise SpecError(f"a kind of head must be one of {', '.join(KINDS)}; got {kind!r}.")
     if not len(heads):
         return []
-    heads._check(kind)
+    heads.check(kind)
     chosen = heads.where(lambda row: row[kind] >= least and row[kind] >= TIMES * row[f"{kind}_uniform"]).sort(kind)
     return [Found(r["layer"], r["head"], r["path"], kind, r[kind], r[f"{kind}_uniform"]) for r in chosen]

@@ -34,13 +34,12 @@ def scaled_dot_product_attention(
     >>> torch.allclose(scaled_dot_product_attention(q, k, v), _original(q, k, v), atol=1e-6)
     True
     """
-    if enable_gqa and query.dim() == 3:  # the first of three dimensions is heads then
-        q, k, v = (x.unsqueeze(0) for x in (query, key, value))
-        return scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
-    asked = question(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    asked = question(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if dropout_p == 1.0:
-        return attention(**asked) * 0.0  # type: ignore[no-any-return]  # tensors in, tensor out
-    return attention(**asked, dropout=dropout_p)  # type: ignore[no-any-return]  # tensors in, tensor out
+        output = attention(**{**asked, "dropout": 0.0}) * 0.0
+    else:
+        output = attention(**asked)
+    return output[0] if enable_gqa and query.dim() == 3 else output  # type: ignore[no-any-return]  # tensors in, tensor out
 
 
 def question(
@@ -48,11 +47,14 @@ def question(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> dict[str, Any]:
-    """What `attention` is to be asked in place of torch's call without dropout: its arguments by name."""
+    """What `attention` is to be asked in place of torch's call: its arguments by name."""
+    if enable_gqa and query.dim() == 3:  # the first of three dimensions is heads then
+        query, key, value = (x.unsqueeze(0) for x in (query, key, value))
     if attn_mask is not None and is_causal:
         raise SpecError(
             "attn_mask must not be given together with is_causal=True; got both. Put the causal part into the mask."
@@ -81,7 +83,8 @@ def question(
             chosen_score = score.scaled_dot(scale).then(score.bias(full))
     # only causal asks where queries stand, and where they are as many as the keys, that is where regard puts them
     start = 0 if is_causal and query.shape[-2] != key.shape[-2] else None
-    return {"q": query, "k": key, "v": value, "score": chosen_score, "mask": chosen_mask, "start": start}
+    options = {"score": chosen_score, "mask": chosen_mask, "dropout": dropout_p, "start": start}
+    return {"q": query, "k": key, "v": value, **options}
 
 
 def _as_four(attn_mask: Tensor, leading: tuple[int, ...], n_q: int, n_k: int) -> Tensor:
