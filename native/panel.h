@@ -135,7 +135,11 @@ static void products(const float* queries, int64_t query_row, int64_t width, con
     constexpr int M = decltype(rows)::value;
     Vec block[M][N] = {};
     multiply(block, keys + t * key_row, key_row, 1, queries, query_row, width,
-             [&](int64_t p) REGARD_AT_ONCE { wish.template among_products<M>(t, p); });
+             [&](int64_t p) REGARD_AT_ONCE {
+               wish.template among_products<M>(t, p);
+               // the next block's keys, which may lie in the second cache
+               if (p % LINE < M) __builtin_prefetch(keys + (t + M + p % LINE) * key_row + p / LINE * LINE);
+             });
     REGARD_UNROLL for (int i = 0; i < M; ++i)
       REGARD_UNROLL for (int j = 0; j < N; ++j) {
         store(scores + ((t + i) * N + j) * LANES, block[i][j]);

@@ -11,6 +11,7 @@ from torch import Tensor
 import regard
 from regard import again, mask, score
 from regard.engine.native import builds
+from regard.spec import rule
 
 pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")
 
@@ -290,3 +291,34 @@ def test_many_threads_may_ask_at_once(answers):
     for t in threads:
         t.join()
     assert not wrong
+
+
+def slopes(*numbers: float) -> dict[str, object]:
+    return dict(score=score.alibi(torch.tensor(numbers)), mask=mask.causal() & mask.window(5))
+
+
+def test_a_rule_and_a_mask_that_were_made_anew_are_recognised(answers):
+    q, k, v = rows()
+    first = regard.attention(q, k, v, **slopes(0.5, 0.25, 0.1, 0.0))
+    assert torch.equal(regard.attention(q, k, v, **slopes(0.5, 0.25, 0.1, 0.0)), first)
+    assert len(answers) == 1
+
+
+def test_a_rule_with_other_numbers_is_not_mistaken_for_one_that_was_made_before(answers):
+    q, k, v = rows()
+    regard.attention(q, k, v, **slopes(0.5, 0.25, 0.1, 0.0))
+    other = slopes(0.5, 0.25, 0.1, 0.3)
+    found = regard.attention(q, k, v, **other)
+    torch.testing.assert_close(found.double(), exact(q, k, v, **other), rtol=1e-4, atol=1e-5)
+    assert not answers
+
+
+def test_what_one_rule_would_refuse_is_not_answered_as_another_that_looks_the_same(answers):
+    q, k, v = rows()
+    many = torch.linspace(0.0, 1.0, 6)  # there are 4 heads
+    checked = score.alibi(many)
+    unchecked = rule.from_term(checked.term, checked.tensors, checked.names)
+    regard.attention(q, k, v, score=unchecked)
+    with pytest.raises(regard.errors.SpecError, match="slopes"):
+        regard.attention(q, k, v, score=score.alibi(many))
+    assert not answers

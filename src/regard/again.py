@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from regard.engine.gradient import watched
 from regard.engine.native import Repeated
 from regard.plan.recent import Recent
-from regard.spec.formula import FromLengths
+from regard.spec.formula import Formula, FromLengths
 from regard.spec.mask import Mask
 from regard.spec.read import LIGHT
 from regard.spec.rule import Rule
@@ -69,7 +69,16 @@ def _asked(q: Tensor, k: Tensor, v: Tensor, score: Any, mask: Any) -> Hashable:
     if score is None and mask is None:
         (k_batch, k_heads, _, k_width), (v_batch, v_heads, _, v_width) = k.shape, v.shape
         return q.shape, k_batch, k_heads, k_width, v_batch, v_heads, v_width, q.dtype
-    return q.shape, k.shape, v.shape, q.dtype, score, Tensor if isinstance(mask, Tensor) else mask
+    return q.shape, k.shape, v.shape, q.dtype, _formula(score), Tensor if isinstance(mask, Tensor) else _formula(mask)
+
+
+def _formula(asked: Formula | None) -> Hashable:
+    """What a mask or a rule is recognised by, also one that was made anew: its term, how it makes tensors that wait for
+    the lengths, and what checks them. The numbers of the other tensors are compared."""
+    if asked is None:
+        return None
+    made = tuple(t.make if isinstance(t, FromLengths) else None for t in asked.tensors)
+    return asked.term, made, tuple(getattr(check, "__code__", check) for check in asked.checks)
 
 
 def _captured(score: Any, mask: Any) -> Sequence[Tensor] | None:
