@@ -68,18 +68,21 @@ struct Part {
   };
   Range b, h, i, j;
   int64_t hides;  // whether some pair in it is hidden
-  // contiguous: (b, h, i, j), changed by the rule and -inf where hidden; (b, h, i, j); and (b, h, i), the sum of
-  // -w log w over these keys
+  // what is wanted, contiguous; null where it is not. (b, h, i, j), changed by the rule and -inf where hidden;
+  // (b, h, i, j); and (b, h, i), the sum of -w log w over these keys
   float *scores, *weights, *entropy;
   // cells of so many keys, counted from the first key of all, or 0; and (b, h, i, cells of these keys), the sum and the
   // maximum of a row's weights in each
   int64_t cell;
   float *cell_sums, *cell_tops;
+  float* received;  // (b, h, panels, j): the sum of a panel's weights for each key
+  float* largest;   // (b, h, i): a row's largest weight, and the first key that has it; -1 where nothing is seen
+  int32_t* at;
 
   int64_t cells() const { return cell ? (j.last - 1) / cell - j.first / cell + 1 : 0; }
 };
 
-static_assert(sizeof(Part) == 8 * 15, "every field has eight bytes");
+static_assert(sizeof(Part) == 8 * 18, "every field has eight bytes");
 
 // A weighing with a level: one number a row, below which nothing weighs anything. It is written in place of the lse.
 struct Leveled {

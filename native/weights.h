@@ -1,4 +1,5 @@
-// A part of the matrix of weights, w = exp(s - lse), for whoever wants to see it: rows of keys, query by query.
+// A part of the matrix of weights, w = exp(s - lse), for whoever wants to see it: rows of keys, query by query; or what
+// there is to know of them without their being written anywhere.
 
 struct PartOfWeights {
   const Problem& problem;
@@ -33,12 +34,16 @@ struct PartOfWeights {
     const Floats q = floats_of(p.q, p.kind, b, h, first, count, p.width, take(space_of(p.kind, PANEL, p.width)));
     const Queries queries = Queries::of(p, q, count, lanes, 1.0, additive, take(Queries::space(p, lanes)));
     float* wide_k = take(space_of(p.kind, KEYS, p.width));
-    float lse[PANEL], entropy[PANEL] = {};
+    float lse[PANEL];
+    Row all_rows{};
     for (int64_t i = 0; i < lanes; ++i) {
-      const float here = p.lse[(b * p.heads + h) * p.n_q + first + std::min(i, count - 1)];
-      lse[i] = here == -INFINITY ? INFINITY : here;  // a query that sees nothing weighs nothing
+      const float here = i < count ? p.lse[(b * p.heads + h) * p.n_q + first + i] : -INFINITY;
+      lse[i] = here == -INFINITY ? INFINITY : here;  // a query that sees nothing weighs nothing, nor one that is not there
+      all_rows.best[i] = -INFINITY, all_rows.at[i] = -1;
     }
     const int64_t row = head * part.i.size() + first - part.i.first;
+    float* received = part.received ? part.received + item * part.j.size() : nullptr;
+    if (received) std::fill(received, received + part.j.size(), 0.0f);
     Machine machine{p.program ? *p.program : nothing, registers, b, h, first};
     for (int64_t key = part.j.first; key < part.j.last; key += KEYS) {
       Piece piece{};
@@ -54,11 +59,20 @@ struct PartOfWeights {
         if (ruled || part.hides) apply_program<N>(piece, machine);
         const int64_t place = row * part.j.size() + key - part.j.first;
         REGARD_UNROLL for (int j = 0; j < N; ++j)
-          write(scores + j * LANES, N * LANES, key, keys, std::min<int64_t>(LANES, count - j * LANES), lse + j * LANES,
-                place + j * LANES * part.j.size(), entropy + j * LANES, sums + j * LANES, tops + j * LANES);
+          take_in(scores + j * LANES, N * LANES, key, keys, std::min<int64_t>(LANES, count - j * LANES), lse + j * LANES,
+                  place + j * LANES * part.j.size(), all_rows, j * LANES, sums + j * LANES, tops + j * LANES,
+                  received ? received + key - part.j.first : nullptr);
       });
     }
-    std::copy_n(entropy, count, part.entropy + row);
+    if (part.entropy) std::copy_n(all_rows.entropy, count, part.entropy + row);
+    if (part.largest)
+      for (int64_t i = 0; i < lanes; i += LANES) {
+        const Vec most = exp2((load(all_rows.best + i) - load(lse + i)) * LOG2_E);
+        for (int64_t lane = 0; lane < std::min<int64_t>(LANES, count - i); ++lane) {
+          part.at[row + i + lane] = all_rows.at[i + lane];
+          part.largest[row + i + lane] = all_rows.at[i + lane] < 0 && most[lane] == most[lane] ? -1.0f : most[lane];
+        }
+      }
     for (int64_t i = 0; i < count; ++i)
       for (int64_t c = 0; c < part.cells(); ++c) {
         part.cell_sums[(row + i) * part.cells() + c] = sums[c * PANEL + i];
@@ -66,9 +80,16 @@ struct PartOfWeights {
       }
   }
 
-  // Scores of some keys and a vector of queries, and their weights, from columns of lanes to rows of keys.
-  void write(const float* from, int64_t from_row, int64_t key, int64_t keys, int64_t count, const float* lse,
-             int64_t place, float* entropy, float* cell_sums, float* cell_tops) const {
+  // What is known of each row so far: the sum of -w log w, the largest score and the key that has it.
+  struct Row {
+    float entropy[PANEL], best[PANEL];
+    int32_t at[PANEL];
+  };
+
+  // Scores of some keys and a vector of queries, and their weights: in columns of lanes they are added up, as rows of
+  // keys written.
+  void take_in(const float* from, int64_t from_row, int64_t key, int64_t keys, int64_t count, const float* lse,
+               int64_t place, Row& row, int64_t lane, float* cell_sums, float* cell_tops, float* received) const {
     const Vec origin = load(lse);
     Vec sum{};
     const int64_t to_row = part.j.size();
@@ -84,10 +105,39 @@ struct PartOfWeights {
       }
       sum -= sums[0] + sums[1];
       if (part.cell) add_to_cells(weight, key + t, here, cell_sums, cell_tops);
-      put(score, part.scores + place + t, to_row, count, here);
-      put(weight, part.weights + place + t, to_row, count, here);
+      if (part.largest) find_largest(score, int32_t(key + t), row.best + lane, row.at + lane);
+      if (received) add_to(received + t, sums_of(weight), here);
+      if (part.scores) put(score, part.scores + place + t, to_row, count, here);
+      if (part.weights) put(weight, part.weights + place + t, to_row, count, here);
     }
-    store(entropy, load(entropy) + sum);
+    store(row.entropy + lane, load(row.entropy + lane) + sum);
+  }
+
+  // A row's largest score is seldom found anew.
+  static void find_largest(const Vec (&score)[LANES], int32_t key, float* best, int32_t* at) {
+    Vec most = load(best);
+    REGARD_UNROLL for (int i = 0; i < LANES; ++i) most = larger(score[i], most);  // in this order a NaN is passed over
+    IntVec open = most > load(best);
+    if (!any(open)) return;
+    store(best, most);
+    IntVec found = load(at);
+    REGARD_UNROLL for (int i = 0; i < LANES; ++i) {
+      const IntVec here = open & IntVec(score[i] == most);
+      found = (here & (key + i)) | (~here & found);
+      open &= ~here;
+    }
+    store(at, found);
+  }
+
+  static Vec sums_of(const Vec (&weight)[LANES]) {
+    Vec columns[LANES];
+    REGARD_UNROLL for (int i = 0; i < LANES; ++i) columns[i] = weight[i];
+    return sums_of_lanes(columns);
+  }
+
+  static void add_to(float* place, Vec more, int64_t count) {
+    if (count == LANES) return store(place, load(place) + more);
+    for (int64_t i = 0; i < count; ++i) place[i] += more[i];
   }
 
   // Weights of some keys, to their cells.

@@ -471,3 +471,44 @@ def test_measuring_twice_gives_the_same_bits(causal):
 
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a, b)
+
+
+NEAR = dict(rtol=1e-5, atol=1e-6)  # float32 sums of a thousand numbers of at most about 1
+SINGLE = ("plain", "causal", "causal window", "a mask of each head, grouped", "rows that see nothing", "sink, causal")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name in SINGLE])
+def test_what_is_known_without_writing_pairs_is_what_the_pairs_tell(name):
+    """Kernels that add up weights where they are made, beside the sums of the weights themselves."""
+    case = CASES[name]
+    batch, heads, key_heads, n_q, n_k = case.shape
+    q, k = normal(2, heads, n_q, 16, dtype=torch.float32), normal(2, key_heads, n_k, 16, dtype=torch.float32, seed=1)
+    weights = regard.attend(q, k, k, **case.options()).weights
+    whole = weights.dense()
+    found = weights.measure(measure.entropy, measure.received, measure.top(1), measure.pool(50, 50))
+    torch.testing.assert_close(found.entropy, torch.special.entr(whole).sum(-1), **NEAR)
+    torch.testing.assert_close(found.received, whole.sum(-2), **NEAR)
+    best, at = whole.max(-1)
+    torch.testing.assert_close(found.top.values[..., 0], best, **NEAR)
+    sees = best > 0
+    there = whole.gather(-1, found.top.indices.clamp(min=0))[..., 0]
+    torch.testing.assert_close(there[sees], best[sees], **NEAR)
+    assert (found.top.indices[..., 0][~sees] == -1).all()
+    cells = whole.unflatten(-1, (50, 20)).unflatten(-3, (50, 20))
+    torch.testing.assert_close(found.pool.mean, cells.mean((-3, -1)), **NEAR)
+    torch.testing.assert_close(found.pool.max, cells.amax((-3, -1)), **NEAR)
+    alone = [weights.measure(m)[0] for m in (measure.received, measure.pool(25, 25))]
+    torch.testing.assert_close(alone[0], whole.sum(-2), **NEAR)
+    torch.testing.assert_close(
+        alone[1].max, whole.unflatten(-1, (25, 40)).unflatten(-3, (25, 40)).amax((-3, -1)), **NEAR
+    )
+
+
+def test_two_maps_of_different_cells_in_one_pass_are_those_of_two_passes():
+    q, k = normal(1, 2, 300, 8, dtype=torch.float32), normal(1, 2, 300, 8, dtype=torch.float32, seed=1)
+    weights = regard.attend(q, k, k, mask=mask.causal()).weights
+    both = weights.measure(measure.pool(10, 10), measure.pool(30, 30))
+    for found, size in zip(both, (10, 30), strict=True):
+        alone = weights.measure(measure.pool(size, size)).pool
+        torch.testing.assert_close(found.mean, alone.mean, **NEAR)
+        torch.testing.assert_close(found.max, alone.max, **NEAR)

@@ -61,6 +61,8 @@ struct Found {
   std::vector<float> output, lse, d_q, d_k, d_v, d_bias, d_factors;
   std::vector<double> d_u;
   std::vector<float> scores, weights, entropy;
+  std::vector<float> received, largest;  // without a tile: by panels, and of each row
+  std::vector<int32_t> at;
   bool finished = true;
 
   Found(const Question& question, const regard::Kernels& build, int64_t threads, bool (*pause)() = nullptr) {
@@ -94,8 +96,14 @@ struct Found {
     if (!finished) return;
     scores.assign(queries * s.n_k, NAN), weights.assign(queries * s.n_k, NAN), entropy.assign(queries, NAN);
     const bool hides = bool(question.asked.sees);
-    finished = build.weights(p, {{0, s.batch}, {0, s.heads}, {0, s.n_q}, {0, s.n_k}, hides, scores.data(),
-                                 weights.data(), entropy.data(), 0, nullptr, nullptr}, pause);
+    const regard::Part::Range b{0, s.batch}, h{0, s.heads}, i{0, s.n_q}, j{0, s.n_k};
+    finished = build.weights(p, {b, h, i, j, hides, scores.data(), weights.data(), entropy.data()}, pause);
+    if (!finished) return;
+    const int64_t panels = (s.n_q + build.panel - 1) / build.panel;
+    received.assign(s.batch * s.heads * panels * s.n_k, NAN), largest.assign(queries, NAN), at.assign(queries, -2);
+    regard::Part told{b, h, i, j, hides};
+    told.received = received.data(), told.largest = largest.data(), told.at = at.data();
+    finished = build.weights(p, told, pause);
     if (!finished) return;
     const std::vector<float> d_lse(queries);
     p.d_output = question.d_output.place, p.d_lse = d_lse.data();

@@ -28,6 +28,31 @@ void compare(const char* what, const std::vector<Number>& found, const std::vect
           (question.asked.name + (": " + question.sizes.name())).c_str(), n, found[n], expected[n]);
 }
 
+// What is told of weights that are not written, beside those that are.
+void told(const check::Found& found, const check::Question& question, const regard::Kernels& build) {
+  const check::Sizes& s = question.sizes;
+  const int64_t panels = (s.n_q + build.panel - 1) / build.panel;
+  for (int64_t head = 0; head < s.batch * s.heads; ++head) {
+    for (int64_t j = 0; j < s.n_k; ++j) {
+      double sum = 0, expected = 0;
+      for (int64_t n = 0; n < panels; ++n) sum += found.received[(head * panels + n) * s.n_k + j];
+      for (int64_t i = 0; i < s.n_q; ++i) expected += found.weights[(head * s.n_q + i) * s.n_k + j];
+      CHECK(check::close(sum, expected, 1e-5, 1e-5), "%s: key %lld receives %g, not %g", build.name, (long long)j, sum,
+            expected);
+    }
+    for (int64_t i = 0; i < s.n_q; ++i) {
+      const int64_t row = head * s.n_q + i, first = row * s.n_k;
+      int64_t best = -1;
+      for (int64_t j = 0; j < s.n_k; ++j)
+        if (found.scores[first + j] > (best < 0 ? -INFINITY : found.scores[first + best])) best = j;
+      CHECK(found.at[row] == best, "%s: row %lld has its largest weight at %d, not %lld", build.name, (long long)row,
+            found.at[row], (long long)best);
+      const float most = best < 0 ? -1.0f : found.weights[first + best];
+      CHECK(found.largest[row] == most, "%s: row %lld: %g, not %g", build.name, (long long)row, found.largest[row], most);
+    }
+  }
+}
+
 void ask(const check::Sizes& sizes, const check::Case& asked, bool rows_first) {
   const check::Question question(sizes, asked, rows_first);
   const check::Answer expected = question.answer();
@@ -41,6 +66,7 @@ void ask(const check::Sizes& sizes, const check::Case& asked, bool rows_first) {
     for (size_t n = 0; n < found.scores.size(); ++n)
       CHECK((found.scores[n] == -INFINITY) == (expected.weights[n] == 0.0), "%s: score %zu is %g", build->name, n,
             found.scores[n]);
+    told(found, question, *build);
     compare("d_q", found.d_q, expected.d_q, question, *build);
     compare("d_k", found.d_k, expected.d_k, question, *build);
     compare("d_v", found.d_v, expected.d_v, question, *build);

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.engine.parts import Part, Wanted
 from regard.errors import SpecError
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.mask import Mask, as_mask
@@ -19,29 +20,49 @@ from regard.spec.spec import Inputs, Spec
 
 Shaped = Callable[[Tensor], Any]
 
+CELL = 4  # keys: smaller cells are nearly as many as pairs
+
 
 @dataclass(frozen=True, eq=False)
 class WeightTile:
     """The weights of some queries and keys, (batch, heads, queries, keys), with their scores and positions.
 
-    The next tile may be written over this one: what must last is copied.
+    What a measure wants to know may have been computed without them. The next tile may be written over this one: what
+    must last is copied.
     """
 
     positions: Positions
-    scores: Tensor
-    weights: Tensor
-    known_entropy: Tensor | None = None
-    cell: int = 0
-    known_cells: tuple[Tensor, Tensor] | None = None  # for cells of so many keys
+    part: Part
+
+    @property
+    def scores(self) -> Tensor:
+        assert self.part.scores is not None, "a measure wants more than it said"
+        return self.part.scores
+
+    @property
+    def weights(self) -> Tensor:
+        assert self.part.weights is not None, "a measure wants more than it said"
+        return self.part.weights
 
     def entropy(self) -> Tensor:
         """The sum of -a log a over this tile's keys, (batch, heads, queries)."""
-        return torch.special.entr(self.weights).sum(-1) if self.known_entropy is None else self.known_entropy
+        return torch.special.entr(self.weights).sum(-1) if self.part.entropy is None else self.part.entropy
+
+    def received(self) -> Tensor:
+        """The sum of the weights over this tile's queries, (batch, heads, keys)."""
+        return self.weights.sum(-2) if self.part.received is None else self.part.received
+
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """The largest weight of each row and the key that has it, (batch, heads, queries); -1 where nothing is seen."""
+        if self.part.largest is not None:
+            return self.part.largest
+        best, at = torch.where(self.scores == -torch.inf, -1.0, self.weights).max(dim=-1)
+        return best, torch.where(best < 0, -1, at + self.first("j"))
 
     def cells(self, size: int) -> tuple[Tensor, Tensor]:
         """The sum and the maximum of each row's weights in cells of `size` keys, counted from the first of all."""
-        if self.known_cells is not None and size == self.cell:
-            return self.known_cells
+        if self.part.cells is not None and size == self.part.cell:
+            return self.part.cells
         padded = _whole_cells(self.weights, -1, self.first("j"), size)
         cells = padded.unflatten(-1, (-1, size))
         return cells.sum(-1), cells.amax(-1)
@@ -67,7 +88,9 @@ class WeightTile:
 
 
 class Running(ABC):
-    """A measure while it runs."""
+    """A measure while it runs; `wanted` says what it asks of tiles."""
+
+    wanted = Wanted(pairs=True)
 
     @abstractmethod
     def step(self, tile: WeightTile) -> None:
@@ -124,6 +147,7 @@ class _RowSum(Measure):
 class _RunningRows(Running):
     def __init__(self, spec: Spec, inputs: Inputs, of: Callable[[WeightTile], Tensor], over_mass: bool) -> None:
         self.of, self.exact = of, spec.precision
+        self.wanted = Wanted(pairs=of is not WeightTile.entropy or over_mass, entropy=of is WeightTile.entropy)
         self.total = _zeros(spec, inputs, spec.n_q)
         self.mass = _zeros(spec, inputs, spec.n_q) if over_mass else None
 
@@ -158,12 +182,14 @@ class _Received(Measure):
 
 
 class _RunningColumns(Running):
+    wanted = Wanted(pairs=False, received=True)
+
     def __init__(self, spec: Spec, inputs: Inputs) -> None:
         self.exact = spec.precision
         self.total = _zeros(spec, inputs, spec.n_k)
 
     def step(self, tile: WeightTile) -> None:
-        tile.columns(self.total).add_(tile.weights.sum(-2))
+        tile.columns(self.total).add_(tile.received())
 
     def finish(self, shaped: Shaped) -> Any:
         return shaped(self.total.to(self.exact))
@@ -193,16 +219,16 @@ class _RunningTop(Running):
         self.values = _zeros(spec, inputs, spec.n_q, count, dtype=spec.precision) - 1.0
         self.indices = _zeros(spec, inputs, spec.n_q, count, dtype=torch.int64) - 1
         self.count = count
+        self.wanted = Wanted(pairs=count > 1, largest=count == 1)
 
     def step(self, tile: WeightTile) -> None:
         values, indices = tile.rows(self.values), tile.rows(self.indices)
         if self.count == 1:
-            best, at = tile.weights.max(dim=-1, keepdim=True)
-            if bool((best > 0).all()):  # then each row sees something here, and its largest weight is of that
-                larger = best > values
-                values.copy_(torch.where(larger, best.to(values.dtype), values))
-                indices.copy_(torch.where(larger, at + tile.first("j"), indices))
-                return
+            best, at = (x.unsqueeze(-1) for x in tile.largest())
+            larger = ~(best <= values)  # of a NaN as well
+            values.copy_(torch.where(larger, best.to(values.dtype), values))
+            indices.copy_(torch.where(larger, at, indices))
+            return
         seen = torch.where(tile.scores == -torch.inf, -1.0, tile.weights)
         best, at = seen.topk(min(self.count, seen.shape[-1]), dim=-1)
         at = torch.where(best < 0, -1, at + tile.first("j"))
@@ -247,13 +273,14 @@ class _Pool(Measure):
     columns: int
 
     def begin(self, spec: Spec, inputs: Inputs) -> Running:
-        return RunningPool(spec, inputs, self.rows, self.columns)
+        return _RunningPool(spec, inputs, self.rows, self.columns)
 
 
-class RunningPool(Running):
+class _RunningPool(Running):
     def __init__(self, spec: Spec, inputs: Inputs, rows: int, columns: int) -> None:
         self.exact = spec.precision
         self.cell = (max(1, -(-spec.n_q // rows)), max(1, -(-spec.n_k // columns)))
+        self.wanted = Wanted(pairs=False, cell=self.cell[1]) if self.cell[1] >= CELL else Wanted(pairs=True)
         self.lengths = (spec.n_q, spec.n_k)
         shape = [-(-n // c) for n, c in zip(self.lengths, self.cell, strict=True)]
         self.total = _zeros(spec, inputs, *shape)

@@ -3,6 +3,8 @@
 a_ij follows from q_i, k_j and one number a row, so indexing computes just those entries, and measures run over tiles.
 """
 
+import functools
+import operator
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -13,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.engine.dense import block, positions_of
-from regard.engine.parts import Matrix, Parts
+from regard.engine.parts import NOTHING, Matrix, Part, Parts, Wanted
 from regard.errors import BudgetError, SpecError
-from regard.measure import Measure, Measured, RunningPool, WeightTile
+from regard.measure import Measure, Measured, WeightTile
 from regard.plan.blocks import blocks, strips
 from regard.plan.choose import Plan
 from regard.spec.array import as_tensor
@@ -23,8 +25,6 @@ from regard.spec.finite import all_finite
 from regard.spec.precision import without_autocast
 from regard.spec.regions import Cover
 from regard.spec.spec import Inputs, Question
-
-CELL = 4  # keys: smaller cells are nearly as many as pairs
 
 
 class Weights:
@@ -120,8 +120,8 @@ class Weights:
                 raise SpecError(f"measure takes measures such as measure.entropy; got {measure!r}.")
         with torch.no_grad(), without_autocast(self._inputs.q.device.type):
             running = [m.begin(self._plan.spec, self._inputs) for m in measures]
-            cell = next((state.cell[1] for state in running if isinstance(state, RunningPool)), 0)
-            for tile in self._tiles(cell if cell >= CELL else 0):
+            wanted = functools.reduce(operator.or_, (state.wanted for state in running), NOTHING)
+            for tile in self._tiles(wanted):
                 for state in running:
                     state.step(tile)
             return Measured(measures, [state.finish(self._question.shaped) for state in running])
@@ -155,19 +155,21 @@ class Weights:
         share = 1.0 if factor is None else factor(self._statistic, spec.n_k)
         return share.expand(spec.lengths[:3]) if isinstance(share, Tensor) else share
 
-    def _tiles(self, cell: int) -> Iterator[WeightTile]:
+    def _tiles(self, wanted: Wanted) -> Iterator[WeightTile]:
         spec, inputs, parts, share = self._plan.spec, self._inputs, self._parts(self._matrix), self._share()
-        cover = blocks(spec, inputs.tensors, inputs.start, parts.tiles)
-        for strip in strips(spec, cover, parts.tiles):
+        shrinks = self._question.weigh.factor is not None
+        if shrinks:  # then what is known of weights is made of them, when they have been shrunk
+            wanted = Wanted(pairs=True)
+        tiles = parts.tiles(wanted)
+        for strip in strips(spec, blocks(spec, inputs.tensors, inputs.start, tiles), tiles):
             b, h, i = (slice(r.start, r.stop) for r in (strip.b, strip.h, strip.i))
             for keys, full in strip.keys:
-                found = parts.part(strip, keys, full, cell)
-                positions = positions_of(spec, inputs, strip.b, strip.h, strip.i, keys)
-                if self._question.weigh.factor is None:
-                    yield WeightTile(positions, found.scores, found.weights, found.entropy, cell, found.cells)
-                else:
+                found = parts.part(strip, keys, full, wanted)
+                if shrinks:
+                    assert found.weights is not None
                     rows = share[b, h, i].unsqueeze(-1) if isinstance(share, Tensor) else share
-                    yield WeightTile(positions, found.scores, found.weights * rows)
+                    found = Part(found.scores, found.weights * rows)
+                yield WeightTile(positions_of(spec, inputs, strip.b, strip.h, strip.i, keys), found)
 
 
 def _indices(index: Any, shape: tuple[int, ...]) -> list[int | Tensor]:

@@ -1,5 +1,6 @@
 """Parts of the matrix of weights by the compiled kernels: the same as by torch's operations."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from regard import mask, measure, score, weigh
 from regard.attention import TILED
 from regard.engine.gradient import run
 from regard.engine.native import Build, Native, builds
-from regard.engine.parts import Matrix, PartsByTorch
+from regard.engine.parts import Matrix, PartsByTorch, Wanted
 from regard.plan.blocks import blocks, strips
 from regard.spec.read import read
 
@@ -46,11 +47,15 @@ def test_a_part_is_what_torch_makes_of_it(build: Build, name: str, dtype: torch.
 
     ours = engine.parts(spec, inputs, engine.tiles(spec), lse)
     assert ours is not None
-    theirs = PartsByTorch(Matrix(spec, inputs, lse), ours.tiles)
+    wanted = Wanted(pairs=True, entropy=True, received=True, largest=True, cell=7)
+    tiles = ours.tiles(wanted)
+    theirs = PartsByTorch(Matrix(spec, inputs, lse), tiles)
     pairs = 0
-    for strip in strips(spec, blocks(spec, inputs.tensors, inputs.start, ours.tiles), ours.tiles):
+    for strip in strips(spec, blocks(spec, inputs.tensors, inputs.start, tiles), tiles):
         for keys, full in strip.keys:
-            found, expected = ours.part(strip, keys, full, 7), theirs.part(strip, keys, full)
+            found, expected = ours.part(strip, keys, full, wanted), theirs.part(strip, keys, full, wanted)
+            assert found.scores is not None and found.weights is not None
+            assert expected.scores is not None and expected.weights is not None
             assert torch.equal(found.scores == -torch.inf, expected.scores == -torch.inf)
             torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=3e-5)
             torch.testing.assert_close(found.weights, expected.weights, rtol=8e-5, atol=1e-7)
@@ -60,7 +65,20 @@ def test_a_part_is_what_torch_makes_of_it(build: Build, name: str, dtype: torch.
             padded = torch.nn.functional.pad(found.weights, (keys.start % 7, -keys.stop % 7)).unflatten(-1, (-1, 7))
             torch.testing.assert_close(found.cells[0], padded.sum(-1), rtol=1e-5, atol=1e-7)
             assert torch.equal(found.cells[1], padded.amax(-1))
+            assert found.received is not None and found.largest is not None
+            torch.testing.assert_close(found.received, found.weights.sum(-2, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+            best, at = found.scores.max(-1)
+            assert torch.equal(found.largest[1], torch.where(best == -torch.inf, -1, at + keys.start).int())
+            most = torch.where(best == -torch.inf, -1.0, found.weights.amax(-1))
+            torch.testing.assert_close(found.largest[0], most, rtol=1e-5, atol=1e-7)
             pairs += found.weights.numel()
+            told = [x.clone() for x in (found.entropy, found.received, *found.largest, *found.cells)]
+            alone = ours.part(strip, keys, full, replace(wanted, pairs=False))
+            assert alone.scores is None and alone.weights is None
+            assert alone.entropy is not None and alone.received is not None
+            assert alone.largest is not None and alone.cells is not None
+            for a, b in zip(told, (alone.entropy, alone.received, *alone.largest, *alone.cells), strict=True):
+                assert torch.equal(a, b)
     assert pairs
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.engine import threshold
 from regard.engine.gradient import Engine, Saved
-from regard.engine.parts import Part
+from regard.engine.parts import Part, Wanted
 from regard.engine.prepare import Prepared, prepared
 from regard.engine.threshold import moving, power_of
 from regard.plan.blocks import Strip, Tiles
@@ -262,29 +262,56 @@ class PartsByKernels:
     """Parts of the matrix of weights."""
 
     def __init__(self, build: Build, spec: Spec, inputs: Inputs, ready: Prepared | None, lse: Tensor) -> None:
-        self.build, self.spec, self.lse = build.number, spec, lse.detach().contiguous()
-        self.tiles = Tiles(PANELS_TOGETHER * build.panel, 256, 2**18, row=512)
+        self.build, self.spec, self.lse = build, spec, lse.detach().contiguous()
         self.space = torch.empty(0)
         problem, self.kept = _problem(spec, inputs, ready)
         problem.lse = self.lse.data_ptr()
         self.problem = bytes(problem)
 
-    def part(self, strip: Strip, keys: range, full: bool, cell: int = 0) -> Part:
+    def tiles(self, wanted: Wanted) -> Tiles:
+        """Where no pair is written, a part may be far larger than what fits into memory nearby."""
+        queries = PANELS_TOGETHER * self.build.panel
+        return Tiles(queries, 256, 2**18, row=512) if wanted.pairs else Tiles(queries, 256, 2**26, row=2**13)
+
+    def part(self, strip: Strip, keys: range, full: bool, wanted: Wanted) -> Part:
         assert core is not None
         ranges = (strip.b, strip.h, strip.i, keys)
-        shape = tuple(map(len, ranges))
+        b, h, i, j = map(len, ranges)
+        cell = wanted.cell
         cells = (keys.stop - 1) // cell - keys.start // cell + 1 if cell else 0
-        shapes = (shape, shape, shape[:3], (*shape[:3], cells), (*shape[:3], cells))
-        sizes = [math.prod(each) for each in shapes]
-        if self.space.numel() < sum(sizes):  # fresh memory for each part would take as long as its numbers
+        shapes = {
+            "scores": (b, h, i, j) if wanted.pairs else (),
+            "weights": (b, h, i, j) if wanted.pairs else (),
+            "entropy": (b, h, i) if wanted.entropy else (),
+            "sums": (b, h, i, cells) if cell else (),
+            "tops": (b, h, i, cells) if cell else (),
+            "received": (b, h, -(-i // self.build.panel), j) if wanted.received else (),
+            "largest": (b, h, i) if wanted.largest else (),
+            "at": (b, h, i) if wanted.largest else (),
+        }
+        made = self._made({name: shape for name, shape in shapes.items() if shape})
+        place = {name: made[name].data_ptr() if name in made else 0 for name in shapes}
+        edges = [edge for r in ranges for edge in (r.start, r.stop)]
+        pairs, others = ("scores", "weights", "entropy"), ("sums", "tops", "received", "largest", "at")
+        packed = struct.pack("18q", *edges, not full, *(place[n] for n in pairs), cell, *(place[n] for n in others))
+        core.weights(self.build.number, self.problem, packed)
+        return Part(
+            made.get("scores"),
+            made.get("weights"),
+            made.get("entropy"),
+            received=made["received"].sum(2, dtype=torch.float64) if wanted.received else None,
+            largest=(made["largest"], made["at"].view(torch.int32)) if wanted.largest else None,
+            cell=cell,
+            cells=(made["sums"], made["tops"]) if cell else None,
+        )
+
+    def _made(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Places for numbers of 32 bits, the same memory each time: fresh memory would take as long as its numbers."""
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        if self.space.numel() < sum(sizes):
             self.space = torch.empty(sum(sizes))
         pieces = self.space[: sum(sizes)].split(sizes)
-        scores, weights, entropy, sums, tops = (x.view(each) for x, each in zip(pieces, shapes, strict=True))
-        edges = [edge for r in ranges for edge in (r.start, r.stop)]
-        places = [x.data_ptr() for x in (scores, weights, entropy, sums, tops)]
-        packed = struct.pack("15q", *edges, not full, *places[:3], cell, *places[3:])
-        core.weights(self.build, self.problem, packed)
-        return Part(scores, weights, entropy, (sums, tops) if cell else None)
+        return {name: x.view(shape) for (name, shape), x in zip(shapes.items(), pieces, strict=True)}
 
 
 def _powers(spec: Spec, inputs: Inputs) -> Tensor | None:

@@ -13,27 +13,55 @@ from regard.spec.normaliser import Streamed
 from regard.spec.spec import Inputs, Spec
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be known of a part: all of its pairs, or only what is said here."""
+
+    pairs: bool = True
+    entropy: bool = False
+    received: bool = False
+    largest: bool = False
+    cell: int = 0  # keys in a cell
+
+    def __or__(self, other: "Wanted") -> "Wanted":
+        """What either of them wants. Cells can have one size: those of another are made of the pairs."""
+        differ = bool(self.cell and other.cell and self.cell != other.cell)
+        return Wanted(
+            self.pairs or other.pairs or differ,
+            self.entropy or other.entropy,
+            self.received or other.received,
+            self.largest or other.largest,
+            self.cell or other.cell,
+        )
+
+
+NOTHING = Wanted(pairs=False)
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some queries and keys: (batch, heads, queries, keys) scores and weights; `entropy` sums -a log a over the keys.
+    """Some queries and keys, (batch, heads, queries, keys); what is None was not computed. The next part may be written
+    over this one."""
 
-    `cells` has the sum and the maximum of each row's weights in cells of keys, (batch, heads, queries, cells).
-    A score is -inf where the pair is hidden. The next part may be written over this one.
-    """
-
-    scores: Tensor
-    weights: Tensor
-    entropy: Tensor | None = None
+    scores: Tensor | None = None  # -inf where the pair is hidden
+    weights: Tensor | None = None
+    entropy: Tensor | None = None  # (batch, heads, queries): the sum of -a log a over the keys
+    received: Tensor | None = None  # (batch, heads, keys): the sum of the weights over the queries
+    # (batch, heads, queries): the largest weight and the key that has it; -1 where nothing is seen
+    largest: tuple[Tensor, Tensor] | None = None
+    cell: int = 0
+    # (batch, heads, queries, cells): the sum and the maximum of a row's weights in cells of so many keys
     cells: tuple[Tensor, Tensor] | None = None
 
 
 class Parts(Protocol):
-    """Who computes them; `tiles` says in what sizes. `cell` is the number of keys in a cell, if that is known."""
+    """Who computes them; `tiles` says in what sizes."""
 
-    @property
-    def tiles(self) -> Tiles: ...
+    def tiles(self, wanted: Wanted) -> Tiles: ...
 
-    def part(self, strip: Strip, keys: range, full: bool, cell: int = 0) -> Part: ...
+    def part(self, strip: Strip, keys: range, full: bool, wanted: Wanted) -> Part:
+        """What is wanted, or more."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +83,16 @@ class PartsByTorch:
     """Any question on any device."""
 
     matrix: Matrix
-    tiles: Tiles
+    size: Tiles
+
+    def tiles(self, wanted: Wanted) -> Tiles:
+        return self.size
 
     @cached_property
     def _finite(self) -> bool:
         return all_finite(self.matrix.inputs.q, self.matrix.inputs.k)
 
-    def part(self, strip: Strip, keys: range, full: bool, cell: int = 0) -> Part:
+    def part(self, strip: Strip, keys: range, full: bool, wanted: Wanted) -> Part:
         spec, inputs, whole = self.matrix.spec, self.matrix.inputs, self.matrix.statistic
         b, h, i, j = (slice(r.start, r.stop) for r in (strip.b, strip.h, strip.i, keys))
         groups = slice(h.start // spec.group, (h.stop - 1) // spec.group + 1)
