@@ -43,7 +43,7 @@ from regard.mechanism.state import delta, gated, retention
 ROOT = Path(__file__).parents[1]
 LENGTHS = tuple(2**power for power in range(10, 17))
 WIDTH = 64
-MOST = 12.0
+MOST = 8.0
 ROUNDS = 3
 
 Call = Callable[[Tensor, Tensor, Tensor], Any]

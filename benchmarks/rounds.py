@@ -18,7 +18,7 @@ class Patience:
     Where the pair takes longer than `slow` seconds, fewer rounds must do.
     """
 
-    seconds: float = 4.0
+    seconds: float = 3.0
     least: int = 5
     most: int = 25
     least_of_others: int = 3

@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -113,9 +113,11 @@ class Run:
         with Progress(console=console) as progress:
             task = progress.add_task("measuring", total=len(self.cases) * len(self.threads))
             for count in self.threads:
-                # what other libraries compile for minutes is compared once
-                others = self.libraries if count == self.threads[0] else []
-                with closing(Measuring(count, others, self.patience)) as measuring:
+                # what other libraries compile for minutes is compared once; more threads confirm what one has shown
+                first = count == self.threads[0]
+                others = self.libraries if first else []
+                patience = self.patience if first else replace(self.patience, seconds=self.patience.seconds / 2)
+                with closing(Measuring(count, others, patience)) as measuring:
                     for case in self.cases:
                         progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
                         rows.append(measuring.row(case))
