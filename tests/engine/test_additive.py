@@ -172,3 +172,31 @@ def test_the_plan_takes_the_compiled_engine() -> None:
     plan = regard.explain((3, 50, 8), (3, 60, 8), (3, 60, 8), score=score.additive(w, w, u))
 
     assert plan.engine == "native"
+
+
+@pytest.mark.parametrize("engine", ["reference", "tiled", None])
+@pytest.mark.parametrize("n", [3, 5])
+def test_a_bias_of_each_head_is_added_to_the_queries_of_that_head(engine: str | None, n: int) -> None:
+    """Also where there are as many queries as heads."""
+    *tensors, w_q, w_k, u = question(n, 7, 3, 3, 8)
+    bias = torch.randn(3, 8)
+    found = regard.attention(*tensors, score=score.additive(w_q, w_k, u, bias), engine=engine)
+    for h in range(3):
+        one = [x[:, h : h + 1] for x in tensors]
+        weights = [x if x.dim() < 3 else x[h : h + 1] for x in (w_q, w_k)]
+        alone = regard.attention(
+            *one, score=score.additive(*weights, u if u.dim() < 2 else u[h], bias[h]), engine=engine
+        )
+        torch.testing.assert_close(found[:, h : h + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bias_for_another_number_of_heads_is_refused() -> None:
+    *tensors, w_q, w_k, u = question(5, 7, 3, 3, 8)
+    with pytest.raises(regard.errors.SpecError, match=r"bias must have one entry, or one for each of 3 heads; got 4"):
+        regard.attention(*tensors, score=score.additive(w_q, w_k, u, torch.randn(4, 8)))
+
+
+def test_a_bias_of_another_width_is_refused() -> None:
+    *tensors, w_q, w_k, u = question(5, 7, 3, 3, 8)
+    with pytest.raises(regard.errors.SpecError, match=r"bias must be \(hidden,\) = \(8,\); got bias=\(1,\)"):
+        regard.attention(*tensors, score=score.additive(w_q, w_k, u, torch.randn(1)))

@@ -245,7 +245,7 @@ class Additive(Score):
     kind: ClassVar[str] = "additive"
 
     def by_head(self) -> dict[str, Tensor]:
-        return {**_with_heads(3, w_q=self.w_q, w_k=self.w_k), **_with_heads(2, u=self.u)}
+        return {**_with_heads(3, w_q=self.w_q, w_k=self.w_k), **_with_heads(2, u=self.u, bias=self.bias)}
 
     def check(self, q_width: int, k_width: int) -> None:
         hidden = self.u.shape[-1]
@@ -255,10 +255,13 @@ class Additive(Score):
                 f"w_q must be (width of q, hidden) = ({q_width}, {hidden}), w_k (width of k, hidden) = ({k_width}, "
                 f"{hidden}) and u (hidden,); got w_q={w_q}, w_k={w_k}, u={u}."
             )
+        if self.bias is not None and self.bias.shape[-1] != hidden:
+            raise SpecError(f"bias must be (hidden,) = ({hidden},); got bias={tuple(self.bias.shape)}.")
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         q = fine(q) @ fine_as(self.w_q, q)
-        q = q if self.bias is None else q + fine_as(self.bias, q)
+        if self.bias is not None:
+            q = q + fine_as(self.bias, q).unsqueeze(-2)  # (heads, 1, hidden), or (1, hidden) for all heads
         u = self.u[0] if self.u.shape[:-1] == (1,) else self.u
         return Prepared(q, fine(k) @ fine_as(self.w_k, k), 1.0, (fine_as(u, q),))
 
