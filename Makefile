@@ -31,7 +31,7 @@ QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_reposi
            tests/test_cost.py tests/spec tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup first-look check test test-long test-everywhere sanitize bench bench-quick mutants data wheel format clean
+.PHONY: help setup look first-look check test test-long test-everywhere sanitize bench bench-quick mutants data wheel format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -56,6 +56,9 @@ $(CORE): $(STAMP) setup.py $(wildcard native/*.cpp native/*.h)
 	@echo "setup: building the compiled core (half a minute)"
 	@$(PIP_INSTALL) --no-deps -e . >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
 	@touch $@
+
+look: setup  ## the explorer: a page in your browser, on this machine alone; Ctrl-C ends it
+	@$(VENV)/bin/regard look
 
 first-look: setup  ## the library at work in a terminal: under ten seconds
 	@$(PY) examples/first_look.py

@@ -30,7 +30,7 @@ from regard.explorer.explorer import Explorer
 from regard.explorer.maps import TILE
 from regard.explorer.packing import Answer, packed, unpacked
 from regard.explorer.questions import ask
-from regard.explorer.shown import of_tape
+from regard.explorer.recorded import of_tape
 from regard.explorer.sources import of_name
 
 LAYER, HEAD = 1, 5

@@ -481,14 +481,14 @@ SINGLE = ("plain", "causal", "causal window", "a mask of each head, grouped", "r
 def test_what_is_known_without_writing_pairs_is_what_the_pairs_tell(name):
     """Kernels that add up weights where they are made, beside the sums of the weights themselves."""
     case = CASES[name]
-    batch, heads, key_heads, n_q, n_k = case.shape
+    _, heads, key_heads, n_q, n_k = case.shape
     q, k = normal(2, heads, n_q, 16, dtype=torch.float32), normal(2, key_heads, n_k, 16, dtype=torch.float32, seed=1)
     weights = regard.attend(q, k, k, **case.options()).weights
     whole = weights.dense()
     found = weights.measure(measure.entropy, measure.received, measure.top(1), measure.pool(50, 50))
     torch.testing.assert_close(found.entropy, torch.special.entr(whole).sum(-1), **NEAR)
     torch.testing.assert_close(found.received, whole.sum(-2), **NEAR)
-    best, at = whole.max(-1)
+    best = whole.amax(-1)
     torch.testing.assert_close(found.top.values[..., 0], best, **NEAR)
     sees = best > 0
     there = whole.gather(-1, found.top.indices.clamp(min=0))[..., 0]

@@ -8,6 +8,7 @@ from regard import cost, errors, measure, nn
 from regard import operators as operators  # graphs need them registered
 from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
+from regard.explorer import look
 from regard.inside.patch import patch
 from regard.inside.record import record
 from regard.inside.tape import Tape, load_tape
@@ -17,9 +18,11 @@ from regard.mechanism.compare import compare
 from regard.packed import attention_packed
 from regard.result import Attended
 from regard.spec import feature, mask, score, weigh
+from regard.worked.steps import Steps, steps
 
 __all__ = [
     "Attended",
+    "Steps",
     "Tape",
     "attend",
     "attention",
@@ -31,6 +34,7 @@ __all__ = [
     "explain",
     "feature",
     "load_tape",
+    "look",
     "mask",
     "measure",
     "mechanisms",
@@ -41,5 +45,6 @@ __all__ = [
     "replacing_sdpa",
     "scaled_dot_product_attention",
     "score",
+    "steps",
     "weigh",
 ]

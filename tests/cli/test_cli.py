@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import regard
@@ -40,6 +42,27 @@ def test_machines_read_json() -> None:
 def test_a_page_can_be_made() -> None:
     _, printed, _ = run("mechanisms", "--markdown")
     assert printed.startswith("# Mechanisms\n") and "### sparsemax" in printed
+
+
+def commands() -> dict[str, Any]:
+    whole: Any = typer.main.get_command(app)
+    return dict(whole.commands)
+
+
+def test_every_command_explains_itself_and_all_it_takes() -> None:
+    assert list(commands()) == ["look", "steps", "explain", "cost", "heads", "mechanisms", "train"]
+    for name, command in commands().items():
+        assert command.help, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", None) or parameter.name == "help", f"{name} {parameter.name}"
+        code, printed, _ = run(name, "--help")
+        assert code == 0 and "Usage: " in printed
+
+
+def test_whoever_reads_the_help_need_not_wait_for_the_explorer() -> None:
+    program = "import sys, regard.cli; print(sorted({'starlette', 'uvicorn', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("name", ["no such thing", "a"])

@@ -27,7 +27,8 @@ ORDER = (
     (APART, ("mechanism", "nn", "worked")),
     (APART, ("models", "integrations", "distributed")),
     (APART, ("inside", "theory")),
-    (APART, ("explorer", "cli")),
+    (APART, ("explorer",)),
+    (APART, ("cli",)),
 )
 RANK = {part: rank for rank, (_, parts) in enumerate(ORDER) for part in parts}
 SHARED_BY_ENGINES = {"merge", "gradient", "dense", "dropout", "parts", "prepare", "threshold", "walk"}

@@ -1,0 +1,53 @@
+"""The pictures of docs/first-look.md and of the README: the page in a real browser, as a reader would see it.
+
+    .venv/bin/python docs/first-look/make.py
+
+Needs Chromium on the PATH and the package playwright.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from playwright.sync_api import sync_playwright
+
+HERE = Path(__file__).parent
+SENTENCE = " The captain saw the white whale and the boats went down. The captain saw the white whale"
+CELL = {"layer": 1, "head": 5, "query": 16, "key": 5}
+VIEWS: dict[str, dict[str, Any]] = {
+    "overview": {"view": "overview"},
+    "map": {"view": "map", **CELL},
+    "text": {"view": "text", **CELL, "locked": 16},
+    "arithmetic": {"view": "arithmetic", **CELL},
+    "steps": {"view": "steps"},
+    "lines": {"view": "lines", **CELL},
+}
+SIZE = {"width": 1280, "height": 720}
+
+
+def main() -> None:
+    command = [sys.executable, "-m", "regard.cli", "look", SENTENCE, "--no-browser"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    address = server.stdout.readline().strip()
+    try:
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            for name, fields in VIEWS.items():
+                page = browser.new_page(viewport=SIZE)
+                page.goto(f"{address}#{urlencode(fields)}")
+                page.wait_for_selector("main > section")
+                page.wait_for_load_state("networkidle")
+                page.wait_for_timeout(500)  # what moves has come to rest
+                page.screenshot(path=HERE / f"{name}.png")
+                page.close()
+            browser.close()
+    finally:
+        server.terminate()
+
+
+if __name__ == "__main__":
+    main()

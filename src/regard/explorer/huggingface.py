@@ -1,0 +1,99 @@
+"""Models of Hugging Face as what is shown: a directory, or a name, from files that are here already where possible.
+
+Code that comes with a model is not run, and weights are read from safetensors alone, never unpickled.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import LoadError, MissingError
+from regard.explorer.shown import Shown
+from regard.explorer.sources import BUDGET, TOKENS, Begun, Model, check_length, of_one_text
+from regard.inside.record import record
+
+WRITES = ("ForCausalLM", "LMHeadModel")  # ends of the names of architectures that go on with a text
+
+
+@cache
+def loaded(name: str) -> Model:
+    """A model and its tokenizer by directory or name."""
+    transformers = _transformers()
+    try:
+        config = _read(transformers.AutoConfig, name)
+        tokenizer = _read(transformers.AutoTokenizer, name)
+        writes = any(str(kind).endswith(WRITES) for kind in config.architectures or ())
+        kind = transformers.AutoModelForCausalLM if writes else transformers.AutoModel
+        model = _read(kind, name, use_safetensors=True).eval()
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise LoadError(
+            f"a model must be language, dates, or a Hugging Face directory or name with safetensors and a tokenizer; "
+            f"got {name!r}: {said}"
+        ) from error
+    limit = min(getattr(config, "max_position_embeddings", None) or TOKENS, TOKENS)
+    return (HuggingFaceWriter if writes else HuggingFace)(name, model, tokenizer, limit)
+
+
+def _read(kind: Any, name: str, **options: Any) -> Any:
+    """From a directory or what was fetched before; else from where models are published."""
+    try:
+        return kind.from_pretrained(name, local_files_only=True, trust_remote_code=False, **options)
+    except OSError:
+        if Path(name).exists():
+            raise
+        return kind.from_pretrained(name, trust_remote_code=False, **options)
+
+
+class HuggingFace:
+    """A model that reads a text."""
+
+    def __init__(self, name: str, model: Any, tokenizer: Any, limit: int) -> None:
+        self.name, self.model, self.tokenizer, self.limit = name, model, tokenizer, limit
+
+    def texts(self, ids: list[int]) -> list[str]:
+        """Tokens as they read: spaces as spaces."""
+        raw: list[str] = self.tokenizer.convert_ids_to_tokens(ids)
+        if any(token.startswith("Ġ") for token in raw):  # bytes are written as letters there
+            return [self.tokenizer.decode([token]) for token in ids]
+        return [token.replace("▁", " ") for token in raw]
+
+    def shown(self, text: str) -> Shown:
+        return self.read(self.tokenizer(text)["input_ids"], text)
+
+    def read(self, ids: list[int], text: str) -> Shown:
+        check_length(self.name, len(ids), self.limit)
+        with torch.no_grad(), record(self.model, budget=BUDGET) as tape:
+            self.model.base_model(torch.tensor([ids]))  # logits of a long text would take gigabytes
+        return of_one_text(tape, self.texts(ids), ids, text, self.name)
+
+
+class HuggingFaceWriter(HuggingFace):
+    """One that goes on with it."""
+
+    def begun(self) -> Begun:
+        return _Begun(self.model)
+
+
+class _Begun:
+    def __init__(self, model: Any) -> None:
+        self._model, self._cache = model, None
+
+    def scores(self, ids: list[int]) -> torch.Tensor:
+        answer = self._model(torch.tensor([ids]), past_key_values=self._cache, use_cache=True)
+        self._cache = answer.past_key_values
+        found: torch.Tensor = answer.logits[0, -1].float()
+        return found
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingError(
+            "a model of Hugging Face is read by the package transformers, which is not installed. "
+            "Use pip install regard[hf]."
+        ) from None
+    return transformers

@@ -1,0 +1,95 @@
+"""A recording from a file or a notebook as something to show: one text of it, each layer one matrix."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from regard.errors import SpecError
+from regard.explorer.shown import Place, Shown, Text
+from regard.inside.layer import Layer
+from regard.inside.table import CROSSING
+from regard.inside.take import Take
+from regard.inside.tape import Tape
+from regard.spec.score import ScaledDot
+
+
+def of_tape(tape: Tape, *, tokens: Sequence[str] | None = None, title: str = "", text: int = 0) -> Shown:
+    """A recording as it came from a file or a notebook; `text` is the number of one in a batch.
+
+    Layers over another number of keys than there are tokens have their positions as names.
+    """
+    if not tape.layers:
+        raise SpecError("a tape must have at least one layer to be shown; this one has none.")
+    batch = tape.layers[0].takes[0].q.shape[0]
+    if not 0 <= text < batch:
+        raise SpecError(f"text must be from 0 to {batch - 1}, the number of one of the texts; got {text}.")
+    single, notes = _alone(tape, text)
+    if tokens is None and tape.tokens is not None:
+        named = tape.tokens and not isinstance(tape.tokens[0], str)
+        tokens = tape.tokens[text] if named else tape.tokens
+    texts = [] if tokens is None else [Text("text", [str(token) for token in tokens])]
+    if texts:
+        single.tokens = texts[0].tokens
+    places = {layer.number: _fitting(layer, texts) for layer in single.layers}
+    counted = f", text {text + 1} of {batch}" if batch > 1 else ""
+    return Shown(single, texts, places, (title or "a recording") + counted, notes=notes, batch=text)
+
+
+def _fitting(layer: Layer, texts: list[Text]) -> Place:
+    """The texts a layer looks from and at, by their lengths; new ones of positions where none fits."""
+    n_q, n_k = layer.take.q.shape[2], layer.take.k.shape[2]
+    crosses = any(name in layer.path for name in CROSSING)
+    keys = _of_length(texts, n_k, "keys" if crosses else "positions")
+    if crosses or n_q > n_k:
+        return Place(_of_length(texts, n_q, "queries"), keys, 0, True)
+    start = layer.take.start
+    first = int(start) if not isinstance(start, Tensor) or start.numel() == 1 else int(start[0])
+    return Place(keys, keys, min(max(first, 0), n_k - n_q), False)
+
+
+def _of_length(texts: list[Text], length: int, name: str) -> int:
+    for place, text in enumerate(texts):
+        if len(text.tokens) == length:
+            return place
+    texts.append(Text(name, [str(n) for n in range(length)]))
+    return len(texts) - 1
+
+
+def _alone(tape: Tape, text: int) -> tuple[Tape, list[str]]:
+    """The recording of one text of a batch, each layer one matrix; and what had to be left out for that."""
+    single, notes = Tape(), []
+    single.dropped = list(tape.dropped)
+    for layer in tape.layers:
+        try:
+            take = layer.take if len(layer.takes) == 1 else _unscaled(layer).take
+        except SpecError:
+            take = layer.takes[-1]
+            notes.append(
+                f"layer {layer.number}, {layer.path}: {len(layer.takes)} calls are not one matrix; the last is shown."
+            )
+        if text >= take.q.shape[0]:
+            notes.append(f"layer {layer.number}, {layer.path}: it has {take.q.shape[0]} texts, and not number {text}.")
+            continue
+        single.layer(layer.path, layer.number, layer.heads).add(take if take.q.shape[0] == 1 else _of_text(take, text))
+    return single, notes
+
+
+def _unscaled(layer: Layer) -> Layer:
+    """The same calls without a scale that is the usual one: models of Hugging Face name it, and calls with a score of
+    their own are not put together."""
+    plain = Layer(layer.path, layer.number, layer.heads)
+    for take in layer.takes:
+        score = take.options["score"]
+        usual = type(score) is ScaledDot and score.rule is None and score.scale == take.q.shape[-1] ** -0.5
+        plain.add(replace(take, options={**take.options, "score": None}) if usual else replace(take))
+    return plain
+
+
+def _of_text(take: Take, text: int) -> Take:
+    start = take.start
+    options = take.rewritten({"b": text})
+    if isinstance(start, Tensor) and start.numel() > 1:
+        options["start"] = int(start[text])
+    q, k, v = (x[text : text + 1] for x in (take.q, take.k, take.v))
+    return Take(q, k, v, options, None, take.source)

@@ -1,0 +1,180 @@
+"""The page and its questions over HTTP, for this machine alone.
+
+The address has a key that nobody can guess, so that other pages and other users cannot ask. Requests must name this
+machine as their host, and if they have an origin, it must be this page. Files are a fixed list. Questions are answered
+in threads: neither a slow reader nor a long question keeps others waiting.
+"""
+
+import asyncio
+import json
+import secrets
+import socket
+import sys
+import threading
+import webbrowser
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from regard.errors import RegardError, SpecError
+from regard.explorer import pages
+from regard.explorer.explorer import Explorer
+from regard.explorer.opened import opened
+from regard.explorer.packing import packed
+from regard.explorer.questions import LONG, ask
+from regard.explorer.threads import Threads
+from regard.inside.tape import Tape
+
+BODY = 8 * 2**20  # bytes of a question
+PATIENCE = 30.0  # seconds in which a question must have arrived
+KINDS = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+        "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def serve(
+    what: str | Tape | Explorer | None = None,
+    *,
+    model: str = "language",
+    port: int = 0,
+    open_browser: bool = True,
+) -> None:
+    """Shows the page until Ctrl-C. Prints its address alone on a line; `port` 0 takes a free one.
+
+    `what` is a text that `model` reads, a recording, or None for an example; `model` is "language", "dates" or a
+    Hugging Face directory or name. See `opened`.
+    """
+    explorer = what if isinstance(what, Explorer) else opened(what, model=model)
+    listening = _listening(port)
+    number = listening.getsockname()[1]
+    key = secrets.token_urlsafe(12)
+    address = f"http://127.0.0.1:{number}/{key}/"
+    config = uvicorn.Config(
+        application(explorer, key, number),
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=30,
+    )
+    print(address, flush=True)
+    if open_browser:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    finally:
+        listening.close()
+
+
+def _listening(port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.bind(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise SpecError(f"port must be free and from 0 to 65535; got {port}: {error}. Use 0 for a free one.") from None
+    return listening
+
+
+def application(explorer: Explorer, key: str, port: int) -> Starlette:
+    """What answers, under an address that begins with the key."""
+    static = {name: pages.content(name) for name in pages.names()}  # no other file can be asked for
+    pool = Threads()
+    refuse = _Doors(port)
+
+    async def page(request: Request) -> Response:
+        return refuse(request) or _file(static, "index.html")
+
+    async def file(request: Request) -> Response:
+        return refuse(request) or _file(static, request.path_params["name"])
+
+    async def question(request: Request) -> Response:
+        return refuse(request) or await _answered(explorer, pool, request)
+
+    async def nothing(request: Request) -> Response:
+        return refuse(request) or _error(404, "there is nothing here; open the address that regard look printed.")
+
+    return Starlette(
+        routes=[
+            Route(f"/{key}/", page, methods=["GET"]),
+            Route(f"/{key}/static/{{name}}", file, methods=["GET"]),
+            Route(f"/{key}/ask/{{name}}", question, methods=["POST"]),
+            Route("/{rest:path}", nothing, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]),
+        ]
+    )
+
+
+class _Doors:
+    """Who may come in: requests that name this machine, from this page or from no page."""
+
+    def __init__(self, port: int) -> None:
+        self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        self.origins = {f"http://{host}" for host in self.hosts}
+
+    def __call__(self, request: Request) -> Response | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if host.lower() not in self.hosts:
+            return _error(403, f"the host must be one of {', '.join(sorted(self.hosts))}; got {host[:80]!r}.")
+        if origin is not None and origin.lower() not in self.origins:
+            return _error(403, f"questions must come from this page; got one from {origin[:80]!r}.")
+        return None
+
+
+async def _answered(explorer: Explorer, pool: Threads, request: Request) -> Response:
+    name = request.path_params["name"]
+    try:
+        params = json.loads(await asyncio.wait_for(_body(request), PATIENCE) or b"{}")
+        data = await pool.run(name in LONG, lambda: packed(ask(explorer, name, params)))
+    except RegardError as error:
+        return _error(400, str(error))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        return _error(400, f"a question must be JSON; got something else: {error}.")
+    except TimeoutError:
+        return _error(408, f"a question must arrive within {PATIENCE:g} seconds.")
+    except ClientDisconnect:
+        return _error(400, "the connection was closed.")
+    except MemoryError:
+        return _error(500, "the memory of this machine was not enough for that. Take a shorter text.")
+    return Response(data, media_type="application/octet-stream", headers=HEADERS)
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body, as long as it is not too long; the rest of one that is too long is not read."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > BODY:
+            raise SpecError(f"a question must have at most {BODY:,} bytes; got more. Take a shorter text.")
+    return bytes(data)
+
+
+def _file(static: dict[str, bytes], name: str) -> Response:
+    kind = KINDS.get(name[name.rfind(".") :])
+    if name not in static or kind is None:
+        return _error(404, f"there is no file {name[:80]!r} here.")
+    return Response(static[name], media_type=kind, headers=HEADERS)
+
+
+def _error(status: int, sentence: str) -> Response:
+    return JSONResponse({"error": sentence}, status_code=status, headers=HEADERS)

@@ -1,0 +1,160 @@
+"""Models by name: the shipped ones, and those of Hugging Face. Each turns a text into a recording."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+from regard.errors import SpecError
+from regard.explorer.shown import Place, Shown, Text
+from regard.inside.record import record
+from regard.inside.tape import Tape
+from regard.models.shipped import language_model, translator
+from regard.models.tasks import dates
+from regard.nn.cache import KeyValueCache
+from regard.nn.generate import generate
+
+TOKENS = 32_768  # the longest text of a model without a limit of its own
+CHARACTERS = 1_000_000
+BUDGET = "4GB"  # of a recording
+TITLES = {
+    "language": "the language model: four layers, eight heads",
+    "dates": "the translator of dates: an encoder and a decoder",
+}
+
+
+class Model(Protocol):
+    """What can be asked to read a text."""
+
+    name: str
+    limit: int  # tokens
+
+    def shown(self, text: str) -> Shown:
+        """The recording of this text."""
+
+
+class Writing(Model, Protocol):
+    """A model that can go on with a text."""
+
+    def begun(self) -> "Begun":
+        """What writes on."""
+
+    def texts(self, ids: list[int]) -> list[str]: ...
+
+    def read(self, ids: list[int], text: str) -> Shown:
+        """The recording of these tokens."""
+
+
+class Begun(Protocol):
+    """A text that is being written."""
+
+    def scores(self, ids: list[int]) -> torch.Tensor:
+        """Scores (vocabulary,) of the token after these, which follow all that were given before."""
+
+
+def of_name(name: str) -> Model:
+    """A model by its name: "language", "dates", or a Hugging Face directory or name.
+
+    >>> of_name("language").limit
+    32768
+    """
+    if name in SHIPPED:
+        return SHIPPED[name]()
+    from regard.explorer.huggingface import loaded
+
+    return loaded(name)
+
+
+def check_length(name: str, count: int, limit: int) -> None:
+    """Refuses a text that a model cannot read."""
+    if count == 0:
+        raise SpecError("a text must have at least one token; got none. Type something.")
+    if count > limit:
+        raise SpecError(f"a text for {name} must have at most {limit:,} tokens; got {count:,}. Take a part of it.")
+
+
+def titled(text: str) -> str:
+    """The beginning of a text, as a title."""
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else f"{line[:57]}..."
+
+
+class Language:
+    """The shipped language model."""
+
+    name, limit = "language", TOKENS
+
+    def __init__(self) -> None:
+        self.model, self.tokens = language_model()
+
+    def texts(self, ids: list[int]) -> list[str]:
+        return self.tokens.texts(ids)
+
+    def shown(self, text: str) -> Shown:
+        return self.read(self.tokens.encode(text), text)
+
+    def read(self, ids: list[int], text: str) -> Shown:
+        check_length(self.name, len(ids), self.limit)
+        with torch.no_grad(), record(self.model, budget=BUDGET) as tape:
+            self.model.states(torch.tensor([ids]))
+        return of_one_text(tape, self.texts(ids), ids, text, self.name)
+
+    def begun(self) -> Begun:
+        return _Language(self.model)
+
+
+class _Language:
+    def __init__(self, model: Any) -> None:
+        self._model, self._cache = model, KeyValueCache()
+
+    def scores(self, ids: list[int]) -> torch.Tensor:
+        found: torch.Tensor = self._model.following(torch.tensor([ids]), self._cache)[0]
+        return found
+
+
+class Dates:
+    """The shipped translator: it reads a date in words and writes it in numbers."""
+
+    name, limit = "dates", 64
+
+    def __init__(self) -> None:
+        self.model = translator()
+
+    def shown(self, text: str) -> Shown:
+        words = text.lower().replace("-", " ").replace(",", " , ").split()
+        check_length(self.name, len(words), self.limit)
+        unknown = [word for word in words if word not in dates.SOURCE]
+        if unknown:
+            raise SpecError(
+                f"a date must be in words the translator knows, such as 'the twenty first of march nineteen eighty "
+                f"four'; got {unknown[0]!r}."
+            )
+        source, _ = dates.encode([words], "source")
+        begin, end = dates.TARGET.index(dates.BEGIN), dates.TARGET.index(dates.END)
+        with torch.no_grad():
+            written = generate(self.model.reading(source), torch.tensor([[begin]]), most=12, stop=end)[0].tolist()
+            target = [begin, *(token for token in written if token != end)]
+            with record(self.model) as tape:
+                self.model(source, torch.tensor([target]))
+        texts = [Text("source", words), Text("target", [dates.TARGET[token] for token in target])]
+        places = {layer.number: _in_translator(layer.path) for layer in tape.layers}
+        title = f"{titled(text)} → {dates.decode(written)}"
+        return Shown(tape, texts, places, title, self.name, text)
+
+
+def _in_translator(path: str) -> Place:
+    if "cross" in path or "multihead_attn" in path:
+        return Place(1, 0, 0, True)
+    side = 0 if "encoder" in path else 1
+    return Place(side, side, 0, False)
+
+
+def of_one_text(tape: Tape, tokens: list[str], ids: list[int], text: str | None, name: str) -> Shown:
+    """What is shown of a model that reads one text."""
+    tape.tokens = tokens
+    places = {layer.number: Place(0, 0, len(tokens) - layer.take.q.shape[2], False) for layer in tape.layers}
+    return Shown(tape, [Text("text", tokens)], places, titled(text or ""), name, text, ids)
+
+
+SHIPPED: dict[str, Callable[[], Model]] = {"language": cache(Language), "dates": cache(Dates)}

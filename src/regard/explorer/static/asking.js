@@ -1,0 +1,46 @@
+// Questions whose answers are small are asked once; long ones tell how far they are.
+
+const KEPT = 200;
+const PATIENCE = 400; // milliseconds between two looks at how far a question is
+
+export class Asking {
+  constructor(source) {
+    this.source = source;
+    this.answers = new Map();
+    this.last = 0;
+  }
+
+  ask(name, params, signal) {
+    return this.source.ask(name, params, signal);
+  }
+
+  /** The same question gets the same answer; `epoch` changes when a text was run anew. */
+  once(epoch, name, params) {
+    const key = `${epoch} ${name} ${JSON.stringify(params)}`;
+    if (!this.answers.has(key)) {
+      const answer = this.source.ask(name, params);
+      this.answers.set(key, answer);
+      answer.catch(() => this.answers.delete(key));
+      if (this.answers.size > KEPT) this.answers.delete(this.answers.keys().next().value);
+    }
+    return this.answers.get(key);
+  }
+
+  /** A question that takes long: `tell` hears words and a share, or null, until it is answered. */
+  async slowly(name, params, tell) {
+    this.last += 1;
+    const id = `page-${Date.now()}-${this.last}`;
+    const look = async () => {
+      try {
+        const { values } = await this.source.ask("progress", { id });
+        if (values.text) tell(values.text, values.share);
+      } catch { /* the answer itself says what went wrong */ }
+    };
+    const timer = setInterval(look, PATIENCE);
+    try {
+      return await this.source.ask(name, { ...params, progress: id });
+    } finally {
+      clearInterval(timer);
+    }
+  }
+}

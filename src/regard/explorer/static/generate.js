@@ -1,0 +1,159 @@
+// The model continues the text; each step's row can be looked at.
+
+import { button, element, refill, slider } from "./element.js";
+import { label, number, percent } from "./format.js";
+import { headBar } from "./headbar.js";
+import { layerOf, shownOf, tokensOf } from "./subject.js";
+import { TextFlow } from "./textflow.js";
+
+const FRAME = 700; // milliseconds a step when it plays
+
+export function generateView(context) {
+  const { store } = context;
+  const flow = new TextFlow({
+    label: "The text with what the model added; Enter on an added token goes to its step",
+    point: () => {},
+    pick: (item) => { if (generatedOf(store.get())) go(context, item.first); },
+    span: () => {}, clear: () => {},
+  });
+  const parts = { flow, scrub: element("div", { class: "scrub" }), side: element("aside", { class: "side" }), form: element("form", { class: "options" }), weights: null, asked: "", playing: 0 };
+  makeForm(context, parts);
+  context.listen((_, changed) => {
+    const has = (...names) => names.some((name) => changed.has(name));
+    if (has("world", "shown")) build(context, parts);
+    else if (has("step", "layer", "head")) update(context, parts);
+  });
+  context.end(() => { clearInterval(parts.playing); flow.leave(); });
+  build(context, parts);
+  return element("section", { class: "view generate-view", "aria-label": "Generate" },
+    headBar(context, parts.form), parts.scrub,
+    element("div", { class: "split" }, element("div", { class: "panes" }, flow.node), parts.side));
+}
+
+function generatedOf(state) {
+  return shownOf(state)?.generated ?? null;
+}
+
+function makeForm(context, parts) {
+  const chosen = { count: 24, temperature: 0, seed: 0 };
+  const go = element("button", { type: "submit", class: "primary" }, "Continue");
+  const count = slider("Tokens", [1, 128, 1], chosen.count, String, (n) => { chosen.count = n; });
+  const temperature = slider("Temperature", [0, 2, 0.1], 0, (x) => (x ? number(x, 1) : "likeliest"), (x) => { chosen.temperature = x; });
+  const seed = element("input", { type: "number", min: 0, value: 0, "aria-label": "Seed", class: "short" });
+  parts.form.append(count, temperature, element("label", { class: "field" }, "Seed ", seed), go);
+  parts.form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    go.disabled = true;
+    try {
+      const { shown } = context.store.get();
+      const { values } = await context.asking.slowly("generate", { shown, count: chosen.count, temperature: chosen.temperature, seed: Number(seed.value) || 0 }, context.status);
+      await context.refresh({ shown: values.id, step: values.first, hover: null, query: null, key: null, locked: [], place: null });
+    } catch (error) {
+      context.fail(error);
+    } finally {
+      go.disabled = false;
+      context.status("");
+    }
+  });
+}
+
+function build(context, parts) {
+  const state = context.store.get();
+  const shown = shownOf(state);
+  const made = generatedOf(state);
+  parts.flow.show(tokensOf(shown, layerOf(state)).columns);
+  parts.form.hidden = !shown.can_generate;
+  clearInterval(parts.playing);
+  if (!made) {
+    refill(parts.scrub, element("p", { class: "hint boxed" }, shown.can_generate ? "Let the model continue the text: then each step can be looked at, one row a step." : "This recording has no model that could continue it."));
+    refill(parts.side);
+    parts.flow.colour(() => null);
+    return;
+  }
+  const last = made.first + made.steps.length - 1;
+  const bar = slider("Step", [made.first, last, 1], state.step ?? made.first, (n) => `${n - made.first + 1} of ${made.steps.length}`, (n) => go(context, n));
+  parts.bar = bar;
+  const play = button("Play", () => {
+    if (parts.playing) return stop(parts, play);
+    play.textContent = "Pause";
+    parts.playing = setInterval(() => {
+      const now = context.store.get().step ?? made.first;
+      if (now >= last) stop(parts, play);
+      else go(context, now + 1);
+    }, FRAME);
+    return undefined;
+  }, { id: "play" });
+  refill(parts.scrub, play, bar);
+  if (state.step === null || state.step < made.first || state.step > last) context.store.set({ step: made.first });
+  parts.asked = "";
+  update(context, parts);
+}
+
+function stop(parts, play) {
+  clearInterval(parts.playing);
+  parts.playing = 0;
+  play.textContent = "Play";
+}
+
+function go(context, position) {
+  const made = generatedOf(context.store.get());
+  const last = made.first + made.steps.length - 1;
+  context.store.set({ step: Math.max(made.first, Math.min(last, position)) });
+}
+
+/** The row by which the token of this step was chosen: that of the token before it. */
+async function update(context, parts) {
+  const state = context.store.get();
+  const made = generatedOf(state);
+  if (!made || state.step === null) return;
+  parts.bar.put(state.step);
+  const layer = layerOf(state);
+  const query = state.step - 1 - layer.first;
+  const asked = `${state.epoch} ${state.shown} ${layer.number} ${state.head} ${query}`;
+  if (asked !== parts.asked && query >= 0 && query < layer.queries) {
+    parts.asked = asked;
+    try {
+      const { arrays } = await context.ask("row", { shown: state.shown, layer: layer.number, heads: [state.head], queries: [query] });
+      if (parts.asked !== asked) return;
+      parts.weights = arrays.mean.data;
+    } catch (error) {
+      context.fail(error);
+      return;
+    }
+  }
+  draw(context, parts, made);
+}
+
+function draw(context, { flow, side, weights }, made) {
+  const state = context.store.get();
+  const { columns } = tokensOf(shownOf(state), layerOf(state));
+  const top = weights ? weights.reduce((most, w) => Math.max(most, w), 0) : 0;
+  flow.colour(({ first }) => ({
+    look: weights && first < state.step && weights[first] > 0.003 * top ? Math.sqrt(weights[first] / top) : 0,
+    seen: 0,
+    state: first === state.step ? "key" : first === state.step - 1 ? "query" : first > state.step ? "future" : first >= made.first ? "made" : "",
+  }));
+  flow.reveal(state.step);
+  const step = made.steps[state.step - made.first];
+  const others = step.others ?? [];
+  refill(side,
+    element("h3", { class: "subject" }, label(step.text ?? columns[state.step]), element("small", {}, ` token ${state.step}`)),
+    element("p", { class: "hint" }, "was chosen with probability ", element("b", { "data-value": step.probability }, number(step.probability, 3)), ". Shaded is where the token before it looked."),
+    element("div", { class: "looks of-query" }, element("h4", {}, "likeliest"), element("ol", {}, others.map(([text, probability]) => {
+      const bar = element("span", { class: "bar-of" });
+      bar.style.width = `${100 * probability}%`;
+      return element("li", {}, element("span", { class: "who" }, label(text)), element("span", { class: "track" }, bar), element("span", { class: "num" }, percent(probability)));
+    }))),
+    looksAt(weights, columns, state.step));
+  context.say(`Step ${state.step - made.first + 1}: ${label(step.text ?? "")}, probability ${number(step.probability, 3)}.`);
+}
+
+function looksAt(weights, columns, step) {
+  if (!weights) return null;
+  const best = [...weights.keys()].filter((n) => n < step).sort((a, b) => weights[b] - weights[a]).slice(0, 6);
+  return element("div", { class: "looks of-key", "data-list": "looks at" }, element("h4", {}, "looked at"), element("ol", {}, best.map((n) => {
+    const bar = element("span", { class: "bar-of" });
+    bar.style.width = `${(100 * weights[n]) / weights[best[0]]}%`;
+    return element("li", { "data-token": n, "data-value": weights[n] }, element("span", { class: "who" }, label(columns[n]), element("sub", {}, n)), element("span", { class: "track" }, bar), element("span", { class: "num" }, number(weights[n])));
+  })));
+}

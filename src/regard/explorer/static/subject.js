@@ -1,0 +1,62 @@
+// What the state is about: the recording, the layer and the tokens of its queries and keys.
+
+/** The recording that is shown; undefined before there is one. */
+export function shownOf(state, id = state.shown) {
+  return state.world?.shown.find((each) => each.id === id);
+}
+
+/** The layer of a recording by its number; the first if it has none such. */
+export function layerOf(state, id = state.shown) {
+  const shown = shownOf(state, id);
+  return shown?.layers.find((each) => each.number === state.layer) ?? shown?.layers[0];
+}
+
+/**
+ * The tokens of a layer's queries and keys, and the numbers of their words.
+ * @returns {{rows: string[], columns: string[], rowWords: number[], columnWords: number[], crosses: boolean, first: number}}
+ */
+export function tokensOf(shown, layer) {
+  const queries = shown.texts[layer.query_text];
+  const keys = shown.texts[layer.key_text];
+  const part = (list) => list.slice(layer.first, layer.first + layer.queries);
+  return {
+    rows: part(queries.tokens),
+    columns: keys.tokens,
+    rowWords: part(queries.words),
+    columnWords: keys.words,
+    crosses: layer.query_text !== layer.key_text,
+    first: layer.first,
+  };
+}
+
+/** The layer and head that a state means, made to fit what is shown. */
+export function fitting(state) {
+  const layer = layerOf(state);
+  if (!layer) return {};
+  const head = layer.heads.includes(state.head) ? state.head : layer.heads[0];
+  const isInside = state.query !== null && state.key !== null && state.query < layer.queries && state.key < layer.keys;
+  const cell = isInside ? { query: state.query, key: state.key } : { query: null, key: null };
+  const locked = state.locked.filter((token) => token < Math.max(layer.keys, layer.queries));
+  return { layer: layer.number, head, ...cell, ...(locked.length < state.locked.length ? { locked } : {}) };
+}
+
+/** What a map of the state's head shows; `levels` is the answer to the question of that name. */
+export function subjectOf(state, levels, id = state.shown) {
+  const shown = shownOf(state, id);
+  const layer = layerOf(state, id);
+  const tokens = tokensOf(shown, layer);
+  const hide = hiding(state, layer, levels) ? { hide: [levels.sink.key] } : {};
+  const about = { shown: id, layer: layer.number, head: state.head, ...hide };
+  const name = `${state.epoch} ${id} ${layer.number} ${state.head} ${hide.hide ?? ""}`;
+  const question = (level, row, column) => ({
+    key: `${name} ${level} ${row} ${column}`,
+    name: "tile",
+    params: { ...about, level, row, column },
+  });
+  return { name, question, queries: levels.queries, keys: levels.keys, levels: levels.levels, rowTokens: tokens.rows, columnTokens: tokens.columns };
+}
+
+/** Whether the sink is hidden: if that was asked for and there is one. */
+export function hiding(state, layer, levels) {
+  return Boolean(state.hide && layer.can_hide && levels.sink);
+}

@@ -1,0 +1,134 @@
+"""Models by name: those of Hugging Face in a directory, what is read of it, and what is not."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.errors import LoadError, SpecError
+from regard.explorer.explorer import Explorer
+from regard.explorer.opened import opened
+from regard.explorer.questions import ask
+from regard.explorer.sources import of_name
+from regard.models import shipped
+from tests.explorer.recordings import a_tape
+
+transformers = pytest.importorskip("transformers")
+TEXT = " The captain saw the white whale"
+
+
+def tokenizer() -> object:
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(shipped.WEIGHTS / "language.json"))
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("gpt")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=4096, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("bert")
+    config = transformers.BertConfig(
+        vocab_size=4096, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
+    return str(folder)
+
+
+def test_a_directory_of_hugging_face_is_read_and_its_weights_are_its_own(gpt: str) -> None:
+    found = of_name(gpt).shown(TEXT)
+    assert "".join(found.texts[0].tokens) == TEXT
+    model = transformers.AutoModelForCausalLM.from_pretrained(gpt, attn_implementation="eager").eval()
+    with torch.no_grad():
+        right = model(torch.tensor([found.ids]), output_attentions=True).attentions
+    for layer in (0, 1):
+        weights = found.head(layer, 2).weights(slice(None), slice(None))
+        torch.testing.assert_close(weights, right[layer][0, 2], atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_of_hugging_face_goes_on_with_a_text(gpt: str) -> None:
+    explorer = opened(TEXT, model=gpt)
+    values = ask(explorer, "generate", {"shown": 0, "count": 5}).values
+    made = explorer.shown[values["id"]]
+    model = transformers.AutoModelForCausalLM.from_pretrained(gpt).eval()
+    right = model.generate(torch.tensor([explorer.shown[0].ids]), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert made.ids == right[0].tolist()
+    weights = made.head(1, 0).weights(slice(None), slice(None))
+    assert weights.shape == (len(made.ids), len(made.ids))
+    assert not weights.triu(1).any()
+
+
+def test_a_recording_of_a_model_of_hugging_face_that_generates_is_one_matrix(gpt: str) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(gpt).eval()
+    with torch.no_grad(), regard.record(model) as tape:
+        ids = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False, pad_token_id=0)[0, :-1]
+    shown = opened(tape).shown[0]
+    with torch.no_grad(), regard.record(model) as whole:
+        model(ids[None])
+    assert shown.said()["dropped"] == []
+    weights = shown.head(1, 2).weights(slice(None), slice(None))
+    torch.testing.assert_close(weights, whole[1].weights[0, 2], atol=1e-5, rtol=1e-4)  # sums in another order
+
+
+def test_an_encoder_is_read_and_does_not_write(bert: str) -> None:
+    explorer = opened(TEXT, model=bert)
+    said = ask(explorer, "state").values
+    assert said["shown"][0]["can_generate"] is False
+    assert len(said["shown"][0]["layers"]) == 2
+    assert [model["name"] for model in said["models"]] == ["language", "dates", bert]
+    assert explorer.shown[0].head(0, 0).weights([0], slice(None))[0, -1] > 0, "it looks ahead"
+
+
+def test_a_text_longer_than_the_model_takes_is_refused_with_both_numbers(gpt: str) -> None:
+    with pytest.raises(SpecError, match=r"must have at most 64 tokens; got 100\. Take a part of it\."):
+        of_name(gpt).shown(" whale" * 100)
+
+
+def test_pickled_weights_are_not_read(gpt: str, tmp_path: Path) -> None:
+    for file in Path(gpt).iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(LoadError, match="a Hugging Face directory or name with safetensors and a tokenizer; got"):
+        of_name(str(tmp_path))
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "evil.Config"}, "model_type": "evil"}')
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(LoadError, match="got '"):
+        of_name(str(tmp_path))
+
+
+def test_a_directory_that_is_not_there_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="a model must be language, dates, or a Hugging Face directory or name"):
+        of_name(str(tmp_path / "nothing"))
+
+
+def test_an_example_opens_where_nothing_is_given() -> None:
+    assert opened().shown[0].model == "language"
+    assert opened(model="dates").shown[0].title.endswith("→ 1986-03-21")
+
+
+def test_a_recording_opens_and_one_that_was_saved_too(tmp_path: Path) -> None:
+    tape = a_tape(5, 5)
+    tape.tokens = list("abcde")
+    tape.save(tmp_path / "tape.safetensors")
+    for given in (tape, regard.load_tape(tmp_path / "tape.safetensors")):
+        assert opened(given).shown[0].texts[0].tokens == list("abcde")
+
+
+def test_a_text_replaces_what_was_shown_or_is_shown_beside_it() -> None:
+    explorer = Explorer(of_name("language").shown(" one"))
+    assert ask(explorer, "run", {"text": " two"}).values == {"id": 1}
+    assert ask(explorer, "run", {"text": " three", "into": 0}).values == {"id": 0}
+    assert [shown.text for shown in explorer.shown.values()] == [" three", " two"]
