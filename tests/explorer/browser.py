@@ -34,7 +34,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=HOW)
 class Site:
     """A server and a browser; each page has a profile of its own, and no error of it goes unheard."""
 
-    server: Served | None
+    server: Served
     browser: Any
     errors: list[str] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ class Site:
             page.on(over, lambda request: page.waiting.discard(request))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
-        if self.server is not None and "://" not in address:
+        if "://" not in address:
             address = f"{self.server.address}#{address}"
         page.goto(address)
         page.wait_for_selector("main > section")
@@ -62,7 +62,7 @@ def is_short(address: str) -> bool:
 
 
 @contextmanager
-def opened(*texts: str, serves: bool = True) -> Iterator[Site]:
+def opened(*texts: str) -> Iterator[Site]:
     """A site that shows a text, or the example; nothing may have gone wrong in its pages at the end."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="the page is driven by playwright: use pip install playwright"
@@ -70,13 +70,11 @@ def opened(*texts: str, serves: bool = True) -> Iterator[Site]:
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
         try:
-            if serves:
-                with serving(*texts) as server:
-                    site = Site(server, browser)
-                    yield site
-            else:
-                site = Site(None, browser)
+            with serving(*texts) as server:
+                site = Site(server, browser)
                 yield site
+                for context in browser.contexts:  # pages that ask go before the server does
+                    context.close()
         finally:
             browser.close()
     assert not site.errors, site.errors

@@ -38,7 +38,7 @@ def test_it_opens_in_the_map_within_ten_seconds(site: Site, page: Any) -> None:
     settled(page)
     assert time.perf_counter() - began < 10
     assert frame(page).level >= 4
-    assert "16 384 tokens" in page.locator(".about").text_content()
+    assert "16\u202f384 tokens" in page.locator(".about").text_content()
 
 
 def test_zooming_and_panning_answer_at_once(site: Site, page: Any) -> None:

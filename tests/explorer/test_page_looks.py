@@ -141,4 +141,4 @@ def test_modules_are_small_say_what_they_are_and_ask_for_nothing_remote() -> Non
         if file.name.endswith(".js"):
             assert text.startswith("// "), f"{file.name} must open with a sentence"
             assert "innerHTML" not in text, file.name
-            assert len(text.splitlines()) <= 330, file.name
+            assert len(text.splitlines()) <= 300, file.name

@@ -141,7 +141,9 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(site: Site) -> None:
 
 def test_a_sentence_that_is_typed_is_read_and_shown_as_named_heads(site: Site) -> None:
     with serving() as server:  # the others' text stays as it is
-        type_and_look(site.page(server.address))
+        page = site.page(server.address)
+        type_and_look(page)
+        page.context.close()
 
 
 def type_and_look(page: Any) -> None:
@@ -155,3 +157,23 @@ def type_and_look(page: Any) -> None:
     page.locator(".filter .chip[data-kind=previous]").click()
     cards = page.locator("button.card").all()
     assert {(int(c.get_attribute("data-layer")), int(c.get_attribute("data-head"))) for c in cards} == right != set()
+
+
+def test_a_link_runs_its_text_again_where_it_is_not_there(site: Site) -> None:
+    page = site.page(
+        f"view=map&layer={LAYER}&head={HEAD}&query=9&key=1&shown=7&text=Call+me+what+you+like,+call+me+often"
+    )
+    page.locator(".about", has_text="10 tokens").wait_for()
+    page.locator(".readout output").wait_for()
+    settled(page)
+    right = weights("Call me what you like, call me often")
+    assert near(page.locator(".readout output").text_content(), float(right[9, 1]))
+
+
+def test_two_pages_do_not_change_what_the_other_shows(site: Site) -> None:
+    one, other = site.page("view=map&shown=0"), site.page("view=map&shown=0")
+    other.get_by_label("Text for the model to read").fill("Something else")
+    other.get_by_role("button", name="Look").click()
+    other.locator(".about", has_text="18 tokens").wait_for(state="detached")
+    one.reload()
+    one.locator(".about", has_text="18 tokens").wait_for()

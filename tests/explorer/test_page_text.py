@@ -87,7 +87,6 @@ def test_dragging_selects_a_span_and_sums(site: Site) -> None:
 
 def test_words_are_made_of_their_tokens(site: Site) -> None:
     text = "They call me Ishmael and Queequeg. Ishmael went whaling"
-    assert site.server is not None
     other = site.server.ask("run", text=text, model="language").values["id"]
     tokens, right = recorded(text)[1], weights(text)
     groups = word_ids(tokens)
@@ -160,7 +159,6 @@ def test_more_mass_draws_more_lines(site: Site) -> None:
 @pytest.fixture(scope="module")
 def dates(site: Site) -> int:
     """The translator's recording, in the same server."""
-    assert site.server is not None
     return int(site.server.ask("run", text=DATE, model="dates").values["id"])
 
 

@@ -71,7 +71,8 @@ def test_hidden_keys_leave_their_weight_to_the_others_in_proportion() -> None:
 
 def test_keys_of_another_weighing_than_softmax_cannot_be_hidden() -> None:
     given = explorer(6, 6, weigh=weigh.sparsemax())
-    assert ask(given, "state").values["shown"][0]["layers"][0]["can_hide"] is False
+    layer = ask(given, "state").values["shown"][0]["layers"][0]
+    assert (layer["can_hide"], layer["weighing"]) == (False, "sparsemax")
     with pytest.raises(SpecError, match="keys can be hidden where softmax weighs"):
         ask(given, "row", {**ABOUT, "heads": [0], "queries": [1], "hide": [0]})
 

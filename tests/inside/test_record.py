@@ -243,12 +243,18 @@ def test_torchs_layer_is_recorded_however_it_is_called(need_weights: bool, grad:
     torch.testing.assert_close(tape[0].weights[...], right, **FINE)
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Mistral", "Gemma3", "GPT-OSS"])
+@pytest.mark.parametrize(
+    "name, backend",
+    [
+        *((name, "regard") for name in ("GPT-2", "Llama", "Mistral", "Gemma3", "GPT-OSS")),
+        *((name, "sdpa") for name in ("GPT-2", "Llama")),  # which says its scale
+    ],
+)
 @torch.no_grad()
-def test_generation_is_one_matrix_in_which_each_step_is_a_row(name: str) -> None:
+def test_generation_is_one_matrix_in_which_each_step_is_a_row(name: str, backend: str) -> None:
     huggingface.register()
     model = DECODERS[name].make()
-    model.set_attn_implementation("regard")
+    model.set_attn_implementation(backend)
     prompt = words(1, 8)
     with record(model) as tape:
         written = model.generate(prompt, max_new_tokens=6, do_sample=False)

@@ -266,10 +266,11 @@ def test_a_typed_number_keeps_all_its_digits() -> None:
 
 def test_what_is_hidden_reaches_nothing_even_if_it_is_nan() -> None:
     q, k, v = (normal(3, 2, seed=n) for n in range(3))
-    k[2], v[2] = torch.nan, torch.inf
+    k[2], v[2] = torch.nan, torch.tensor([torch.inf, torch.nan])
     found = steps(q, k, v, mask=mask.prefix(2))
     agree(found, regard.attention(q, k, v, mask=mask.prefix(2), engine="reference")[None, None])
     assert found["output"].values.isfinite().all()
+    assert "changed values" not in found.names
 
 
 @pytest.mark.parametrize("where", [0, 1, 2])
@@ -291,6 +292,7 @@ def test_what_is_not_finite_goes_where_attention_lets_it_go(how: str, where: int
 def test_a_formula_that_would_fill_pages_is_not_written_out_as_code() -> None:
     found = steps(*inputs(), weigh=weigh.gumbel())
     assert found["noisy"].code == "" and len(found.code()) < 10_000
+    assert found["noisy"].formula == "s_ij = (s - log(-log(u_ij))) / temperature, s as before"
 
 
 def test_tokens_and_matrices_are_stages_too() -> None:

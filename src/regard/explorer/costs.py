@@ -75,7 +75,7 @@ def _with_rest(
     for m in chosen:
         if m.name not in ("all weights kept", "softmax", "causal"):
             continue
-        pairs = Fraction(1, 2) if m.name == "causal" else Fraction(1)  # in the limit, as MATH has it
+        pairs = Fraction(1, 2) if m.name == "causal" else Fraction(1)  # in the limit
         rest = price.layer(1, width, heads=heads, feed_forward=hidden, gated=gated).rest
         length = Fraction(rest) / (pairs * 4 * each * heads)
         times = f"{float(length / width):.4g} D"

@@ -1,7 +1,6 @@
 """A recording from a file or a notebook as something to show: one text of it, each layer one matrix."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -11,7 +10,6 @@ from regard.inside.layer import Layer
 from regard.inside.table import CROSSING
 from regard.inside.take import Take
 from regard.inside.tape import Tape
-from regard.spec.score import ScaledDot
 
 
 def of_tape(tape: Tape, *, tokens: Sequence[str] | None = None, title: str = "", text: int = 0) -> Shown:
@@ -62,7 +60,7 @@ def _alone(tape: Tape, text: int) -> tuple[Tape, list[str]]:
     single.dropped = list(tape.dropped)
     for layer in tape.layers:
         try:
-            take = layer.take if len(layer.takes) == 1 else _unscaled(layer).take
+            take = layer.take
         except SpecError:
             take = layer.takes[-1]
             notes.append(
@@ -73,17 +71,6 @@ def _alone(tape: Tape, text: int) -> tuple[Tape, list[str]]:
             continue
         single.layer(layer.path, layer.number, layer.heads).add(take if take.q.shape[0] == 1 else _of_text(take, text))
     return single, notes
-
-
-def _unscaled(layer: Layer) -> Layer:
-    """The same calls without a scale that is the usual one: models of Hugging Face name it, and calls with a score of
-    their own are not put together."""
-    plain = Layer(layer.path, layer.number, layer.heads)
-    for take in layer.takes:
-        score = take.options["score"]
-        usual = type(score) is ScaledDot and score.rule is None and score.scale == take.q.shape[-1] ** -0.5
-        plain.add(replace(take, options={**take.options, "score": None}) if usual else replace(take))
-    return plain
 
 
 def _of_text(take: Take, text: int) -> Take:

@@ -7,10 +7,12 @@ in threads: neither a slow reader nor a long question keeps others waiting.
 
 import asyncio
 import json
+import os
 import secrets
 import socket
 import sys
 import threading
+import traceback
 import webbrowser
 
 import uvicorn
@@ -89,8 +91,11 @@ def serve(
 
 def _listening(port: int) -> socket.socket:
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if os.name == "posix":  # a port that was just left; elsewhere this would share one that is in use
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(("127.0.0.1", port))
+        listening.listen(128)  # who reads the address may ask at once
     except (OSError, OverflowError) as error:
         listening.close()
         raise SpecError(f"port must be free and from 0 to 65535; got {port}: {error}. Use 0 for a free one.") from None
@@ -148,7 +153,7 @@ async def _answered(explorer: Explorer, pool: Threads, request: Request) -> Resp
         data = await pool.run(name in LONG, lambda: packed(ask(explorer, name, params)))
     except RegardError as error:
         return _error(400, str(error))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         return _error(400, f"a question must be JSON; got something else: {error}.")
     except TimeoutError:
         return _error(408, f"a question must arrive within {PATIENCE:g} seconds.")
@@ -156,6 +161,9 @@ async def _answered(explorer: Explorer, pool: Threads, request: Request) -> Resp
         return _error(400, "the connection was closed.")
     except MemoryError:
         return _error(500, "the memory of this machine was not enough for that. Take a shorter text.")
+    except Exception as error:  # a fault in the code: who looks at the page should hear of it, and the terminal more
+        traceback.print_exc()
+        return _error(500, f"{name} could not be answered, by a fault of regard's own: {error}.")
     return Response(data, media_type="application/octet-stream", headers=HEADERS)
 
 

@@ -14,6 +14,7 @@ from regard.inside.places import word_ids
 from regard.inside.table import SEPARATORS, HeadTable, table
 from regard.inside.take import Take
 from regard.inside.tape import Tape
+from regard.spec.weigh import as_weigh
 
 BYTES = 768 * 2**20  # of maps and answers of all that is shown
 MANY, ROWS = 4096**2, 4  # pairs from which on a small map is made of so many rows a cell
@@ -146,7 +147,6 @@ class Shown:
 
     def _layer_said(self, layer: Layer) -> dict[str, Any]:
         place, take = self.places[layer.number], layer.take
-        weighing = take.options["weigh"]
         return {
             "number": layer.number,
             "path": layer.path,
@@ -157,7 +157,7 @@ class Shown:
             "key_text": place.key_text,
             "first": place.first,
             "crosses": place.crosses,
-            "weighing": "softmax" if weighing is None else take.attended.plan.spec.normaliser.name,
+            "weighing": as_weigh(take.options["weigh"]).formula,
             "can_hide": can_hide(take),
         }
 

@@ -71,7 +71,10 @@ def _joined(layer: Layer) -> Take:
     grown = [take.k.shape[-2] - before.k.shape[-2] for take, before in zip(others, layer.takes, strict=False)]
     follows = all(more == take.q.shape[-2] for more, take in zip(grown, others, strict=True))
     stays = all(more == 0 for more in grown)
-    alike = all(take.options[name] is None or name == "mask" for take in layer.takes for name in take.options)
+    others_plain = all(
+        take.options[name] is None or name in ("mask", "score") for take in layer.takes for name in take.options
+    )
+    alike = others_plain and first.plain_scale is not None and len({take.plain_scale for take in layer.takes}) == 1
     if not (layer.is_one and alike and (follows or stays)):
         raise SpecError(
             f"the calls of a layer must go on where the last one ended, as in generation, to be one matrix; "

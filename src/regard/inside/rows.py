@@ -11,7 +11,6 @@ come out of one call together. Mass under a mask M is exp(lse with M - lse): a c
 mask of equal tokens is true in blocks once queries and keys are sorted by token, and is asked in that order.
 """
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
@@ -26,7 +25,6 @@ from regard.inside.take import Take
 from regard.result import Attended
 from regard.spec import mask, weigh
 from regard.spec.mask import Mask
-from regard.spec.score import ScaledDot
 from regard.spec.term import variable, walk
 
 Tokens = Sequence[Sequence[Hashable]]  # for each text of a batch
@@ -72,9 +70,7 @@ class Rows:
 
     @property
     def has_plain_scores(self) -> bool:
-        chosen = self.take.options["score"]
-        is_dot = type(chosen) is ScaledDot and chosen.rule is None and not isinstance(chosen.scale, Tensor)
-        return self.is_softmax and (chosen is None or is_dot)
+        return self.is_softmax and self.take.plain_scale is not None
 
     @cached_property
     def looks_back(self) -> bool:
@@ -101,9 +97,8 @@ class Rows:
         """-sum a log a, in nats."""
         if not self.has_plain_scores:
             return self.over_all.entropy  # type: ignore[no-any-return]  # tensors in, tensor out
-        chosen = self.take.options["score"]
-        scale = 1 / math.sqrt(self.take.q.shape[-1]) if chosen is None or chosen.scale is None else chosen.scale
-        mean_score = (self.take.q.double() * self.asked.output[..., COLUMNS:].double()).sum(-1) * scale
+        assert self.take.plain_scale is not None
+        mean_score = (self.take.q.double() * self.asked.output[..., COLUMNS:].double()).sum(-1) * self.take.plain_scale
         sees = self.lse > -torch.inf
         return torch.where(sees, (self.lse.double() - mean_score).clamp(min=0), 0.0).float()
 

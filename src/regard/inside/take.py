@@ -54,6 +54,16 @@ class Take:
     source: str
     gradient: Tensor | None = None
 
+    @property
+    def plain_scale(self) -> float | None:
+        """What products are multiplied by, where that is all there is to a score; None elsewhere."""
+        chosen = self.options["score"]
+        if chosen is None:
+            chosen = scaled_dot()
+        if type(chosen) is not ScaledDot or chosen.rule is not None or isinstance(chosen.scale, Tensor):
+            return None
+        return float(self.q.shape[-1] ** -0.5 if chosen.scale is None else chosen.scale)
+
     @cached_property
     def attended(self) -> Attended:
         """The answer again, kept open."""

@@ -46,7 +46,8 @@ def _put_input(sheet: Sheet, letter: str, x: Tensor, made: Mapping[str, str]) ->
 
 def _put_values(sheet: Sheet, call: Call, v: Written) -> Written:
     """The values that are mixed: those given, or what a function makes of them."""
-    if call.v.shape == v.whole.shape and torch.equal(call.v, v.whole):
+    # NaN is not equal to itself
+    if call.v.shape == v.whole.shape and bool(torch.isclose(call.v, v.whole, 0.0, 0.0, equal_nan=True).all()):
         return v
     return sheet.put(INPUTS["changed values"], call.v, KEYS)
 

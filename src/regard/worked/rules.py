@@ -16,7 +16,7 @@ from regard.spec.text import latex, text
 from regard.worked.call import Call
 from regard.worked.lines import is_short, line, numbers
 from regard.worked.stage import PAIRS, Sheet, Written
-from regard.worked.words import MASKS, RULES
+from regard.worked.words import MASKS, RULES, SHORTENED
 
 NOT_HIDDEN = r"s_{ij} > -\infty"
 
@@ -41,16 +41,19 @@ def put_rule(sheet: Sheet, call: Call, rule: Formula, score: Written, name: str 
     changed = Evaluation(tensors, call.positions, score.whole, torch.float64)
     whole = changed.number(rule.term).expand(call.positions.shape)
     changed.check_range(seen_by(call))
-    sayable = changed.out_of_range is None and is_short(rule.term)
+    short = is_short(rule.term)
+    said = (
+        (text(rule.term, rule.names), latex(rule.term, rule.names)) if short else SHORTENED.get(name, SHORTENED["rule"])
+    )
     return sheet.put(
         MASKS["rule"],
         whole,
         PAIRS,
-        (lambda own: _code(own, rule, tensors, score.name)) if sayable else "",
+        (lambda own: _code(own, rule, tensors, score.name)) if short and changed.out_of_range is None else "",
         name=name,
         words=RULES[name],
-        formula=text(rule.term, rule.names),
-        latex=latex(rule.term, rule.names),
+        formula=said[0],
+        latex=said[1],
     )
 
 

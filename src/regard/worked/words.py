@@ -146,6 +146,12 @@ RULES = {
     "prepared": "prepared for the weighing",
 }
 
+# of rules that would fill pages, if they were written out
+SHORTENED = {
+    "noisy": ("(s - log(-log(u_ij))) / temperature", r"\frac{s - \log(-\log u_{ij})}{T}"),
+    "rule": ("f(s, b, h, i, j)", "f(s, b, h, i, j)"),
+}
+
 MASKS = {
     "rule": Said("$name", "$words", "s_ij = $formula, s as before", r"s_{ij} \leftarrow $latex"),
     "seen": Said("seen", "which query may look at which key", "seen where $formula", "$latex"),

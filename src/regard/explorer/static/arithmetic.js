@@ -1,10 +1,11 @@
 // One weight, worked through: every number from the query and the key to the output.
 
+import { codeBox } from "./codebox.js";
 import { button, element, refill } from "./element.js";
 import { label, number, quoted } from "./format.js";
 import { headBar } from "./headbar.js";
 import { layerOf, shownOf, tokensOf } from "./subject.js";
-import { vectors } from "./vectors.js";
+import { workedThrough } from "./sums.js";
 
 export function arithmeticView(context) {
   const parts = { body: element("div", { class: "sums" }), pair: element("div", { class: "pair-chooser" }), asked: "" };
@@ -16,7 +17,12 @@ export function arithmeticView(context) {
   watch.observe(parts.body);
   context.end(() => watch.disconnect());
   update(context, parts);
-  return element("section", { class: "view arithmetic-view", "aria-label": "Arithmetic" }, headBar(context, parts.pair), parts.body);
+  return element(
+    "section",
+    { class: "view arithmetic-view", "aria-label": "Arithmetic" },
+    headBar(context, parts.pair),
+    parts.body,
+  );
 }
 
 /** A cell to begin with, if none was chosen: the last query and what it looks at most. */
@@ -71,12 +77,24 @@ function drawPair({ store }, { pair }, layer) {
   const state = store.get();
   const { rows, columns, first } = tokensOf(shownOf(state), layer);
   const box = (name, words, length, token, shift) => {
-    const input = element("input", { type: "number", min: shift, max: length - 1 + shift, value: state[name] + shift, "aria-label": words });
+    const input = element("input", {
+      type: "number",
+      min: shift,
+      max: length - 1 + shift,
+      value: state[name] + shift,
+      "aria-label": words,
+    });
     input.value = state[name] + shift;
-    input.addEventListener("change", () => store.set({ [name]: Math.max(0, Math.min(length - 1, Math.round(Number(input.value)) - shift || 0)) }));
+    input.addEventListener("change", () =>
+      store.set({ [name]: Math.max(0, Math.min(length - 1, Math.round(Number(input.value)) - shift || 0)) }),
+    );
     return element("label", { class: `of-${name} field` }, `${words} `, input, element("b", {}, label(token)));
   };
-  refill(pair, box("query", "Query", layer.queries, rows[state.query], first), box("key", "Key", layer.keys, columns[state.key], 0));
+  refill(
+    pair,
+    box("query", "Query", layer.queries, rows[state.query], first),
+    box("key", "Key", layer.keys, columns[state.key], 0),
+  );
 }
 
 /** The steps in the order of the mathematics. */
@@ -85,98 +103,47 @@ function sums(context, cell, across) {
   const layer = layerOf(state);
   const { rows, columns } = tokensOf(shownOf(state), layer);
   const names = { query: label(rows[cell.query]), key: label(columns[cell.key]), top: columns[cell.maximum_at] };
-  const steps = [...scored(cell, names, across), ...weighed(cell, names), ...taken(cell, names, across)];
+  const steps = workedThrough(cell, names, across);
   return [
     headline(context, cell, names),
-    element("ol", { class: "sum-list" }, steps.filter(Boolean).map(([title, formula, ...body]) => element("li", {},
-      element("div", { class: "said" }, element("h3", {}, title), formula ? element("p", { class: "formula" }, formula) : null), element("div", { class: "shown" }, body)))),
-    codeBlock(context, cell.code),
+    element(
+      "ol",
+      { class: "sum-list" },
+      steps
+        .filter(Boolean)
+        .map(([title, formula, ...body]) =>
+          element(
+            "li",
+            {},
+            element(
+              "div",
+              { class: "said" },
+              element("h3", {}, title),
+              formula ? element("p", { class: "formula" }, formula) : null,
+            ),
+            element("div", { class: "shown" }, body),
+          ),
+        ),
+    ),
+    codeBox(context, "The same in torch", cell.code),
   ];
 }
 
 function headline(context, cell, names) {
-  return element("div", { class: "headline" },
-    element("p", {}, "How much of ", element("b", { class: "of-key" }, names.key), " does ", element("b", { class: "of-query" }, names.query), " take?"),
+  return element(
+    "div",
+    { class: "headline" },
+    element(
+      "p",
+      {},
+      "How much of ",
+      element("b", { class: "of-key" }, names.key),
+      " does ",
+      element("b", { class: "of-query" }, names.query),
+      " take?",
+    ),
     element("output", { class: "weight", "data-weight": cell.weight }, number(cell.weight)),
     element("p", { class: "formula" }, cell.formula?.text ?? ""),
-    button("‹ Back to the map", () => context.store.set({ view: "map" }), { class: "quiet" }));
-}
-
-function scored(cell, names, across) {
-  const isDot = cell.kind === "dot";
-  const found = [[
-    isDot ? "Compare number by number" : "Compare",
-    isDot ? "qᵢ, kⱼ and their products" : "qᵢ, kⱼ",
-    vectors([
-      { name: "q", values: cell.q, colour: "query" },
-      { name: "k", values: cell.k, colour: "key" },
-      ...(cell.products ? [{ name: isDot ? "q × k" : "u tanh", values: cell.products, colour: "ink" }] : []),
-    ], across),
-  ]];
-  if (cell.products) found.push(["Add the products up", isDot ? "qᵢ · kⱼ" : "the sum", line([addends(cell.products), " = ", figure("dot", cell.dot)])]);
-  if (isDot && cell.scale !== null) {
-    found.push(["Scale", `times ${scaleWords(cell)}`, line([figure("", cell.dot), " × ", figure("", cell.scale), " = ", figure("scaled", cell.scaled)])]);
-  }
-  if (cell.rule) found.push(["The rule", cell.rule.text, line([figure("", cell.scaled), " becomes ", figure("after_rule", cell.after_rule)])]);
-  found.push(["May it look there?", cell.mask ? `seen where ${cell.mask.text}` : "no mask: everyone sees everything",
-    line([cell.seen ? element("b", { class: "yes" }, "yes") : element("b", { class: "no" }, "no: the weight is exactly 0"), cell.seen ? ["; the score is ", figure("score", cell.score)] : ""])]);
-  return found;
-}
-
-/** The first few products; all of them stand above. */
-function addends(products) {
-  const some = products.slice(0, 4).map((x, n) => (n && x >= 0 ? ` + ${number(x, 3)}` : n ? ` − ${number(-x, 3)}` : number(x, 3)));
-  return `${some.join("")}${products.length > 4 ? " + …" : ""}`;
-}
-
-function scaleWords(cell) {
-  const width = cell.q.length;
-  return Math.abs(cell.scale - 1 / Math.sqrt(width)) < 1e-9 ? `1/√${width}` : number(cell.scale);
-}
-
-function weighed(cell, names) {
-  if (!cell.seen) return [];
-  if (cell.maximum === undefined || cell.maximum === null) {
-    const statistic = cell.statistic ? [`${cell.statistic.name} = `, figure("statistic", cell.statistic.value), "; "] : [];
-    return [["Weigh", cell.weighing, line([...statistic, "the weight is ", figure("weight", cell.weight, "weight")])]];
-  }
-  return [
-    ["Subtract the row’s largest score", `so that nothing grows too large; it is ${quoted(names.top ?? "")}’s`, line([figure("", cell.score), " − ", figure("maximum", cell.maximum), " = ", figure("exponent", cell.exponent)])],
-    ["Raise e to it", "exp(sᵢⱼ − mᵢ)", line(["e", element("sup", {}, number(cell.exponent)), " = ", figure("power", cell.power)])],
-    ["Divide by the row’s sum", `the sum over the ${cell.keys_seen} keys that it sees`, line([figure("", cell.power), " ÷ ", figure("total", cell.total), " = ", figure("weight", cell.weight, "weight")])],
-  ];
-}
-
-function taken(cell, names, across) {
-  return [
-    [`Take that much of ${names.key}’s value`, "aᵢⱼ vⱼ", vectors([
-      { name: "v", values: cell.v, colour: "value" },
-      { name: `${number(cell.weight, 3)} × v`, values: cell.taken, colour: "ink" },
-    ], across, 3)],
-    ["Do so for every key, and add", "oᵢ = Σⱼ aᵢⱼ vⱼ", vectors([{ name: "output", values: cell.output, colour: "value" }], across, 3)],
-  ];
-}
-
-function line(children) {
-  return element("p", { class: "line" }, children.flat());
-}
-
-function figure(name, value, more = "") {
-  return element("span", { class: `fig ${more}`, "data-name": name, "data-value": value, title: String(value) }, number(value));
-}
-
-function codeBlock(context, code) {
-  if (!code) return null;
-  const text = Array.isArray(code) ? code.join("\n") : code;
-  const copy = button("Copy", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      context.say("The code was copied.");
-      copy.textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(block);
-    }
-  }, { class: "quiet" });
-  const block = element("pre", { class: "code", tabindex: 0 }, text);
-  return element("div", { class: "code-box" }, element("div", { class: "code-head" }, element("h3", {}, "The same in torch"), copy), block);
+    button("‹ Back to the map", () => context.store.set({ view: "map" }), { class: "quiet" }),
+  );
 }

@@ -34,7 +34,9 @@ export class Asking {
       try {
         const { values } = await this.source.ask("progress", { id });
         if (values.text) tell(values.text, values.share);
-      } catch { /* the answer itself says what went wrong */ }
+      } catch {
+        /* the answer itself says what went wrong */
+      }
     };
     const timer = setInterval(look, PATIENCE);
     try {

@@ -10,7 +10,8 @@ const FONT = 12;
 export function margins(canvas, subject, narrow) {
   const context = canvas.getContext("2d");
   context.font = font(canvas);
-  const widest = (tokens) => Math.max(0, ...sample(tokens).map((token) => context.measureText(shorten(label(token))).width));
+  const widest = (tokens) =>
+    Math.max(0, ...sample(tokens).map((token) => context.measureText(shorten(label(token))).width));
   const most = narrow ? 84 : 128;
   const left = Math.min(most, Math.max(52, widest(subject.rowTokens) + 20));
   const top = Math.min(most, Math.max(46, widest(subject.columnTokens) * 0.78 + 28));
@@ -35,12 +36,30 @@ export function drawAxes(context, view, subject, look) {
   along(view.rows, view.unit, rows, (n, strong) => {
     const y = look.top + (n + 0.5 - view.top) * view.unit;
     if (y < look.top - 1 || y > look.top + view.height + 1) return;
-    write(context, named(subject.rowTokens, n, view.unit, strong), look.left - 8, y, "right", 0, strong ? look.query : look.soft, strong);
+    write(
+      context,
+      named(subject.rowTokens, n, view.unit, strong),
+      look.left - 8,
+      y,
+      "right",
+      0,
+      strong ? look.query : look.soft,
+      strong,
+    );
   });
   along(view.columns, view.unit, columns, (n, strong) => {
     const x = look.left + (n + 0.5 - view.left) * view.unit;
     if (x < look.left - 1 || x > look.left + view.width + 1) return;
-    write(context, named(subject.columnTokens, n, view.unit, strong), x, look.top - 8, "left", -Math.PI / 3.4, strong ? look.key : look.soft, strong);
+    write(
+      context,
+      named(subject.columnTokens, n, view.unit, strong),
+      x,
+      look.top - 8,
+      "left",
+      -Math.PI / 3.4,
+      strong ? look.key : look.soft,
+      strong,
+    );
   });
 }
 

@@ -22,7 +22,8 @@ function filled(node, properties, children) {
   for (const [name, value] of Object.entries(properties)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "value") node.value = value;
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value === true ? "" : value);
+    else if (value !== false && value !== null && value !== undefined)
+      node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
@@ -51,7 +52,10 @@ export function choice(label, choices, chosen, choose) {
     for (const each of group.children) each.setAttribute("aria-pressed", String(each.dataset.name === name));
   };
   for (const [name, text, title] of choices) {
-    const pick = () => { mark(name); choose(name); };
+    const pick = () => {
+      mark(name);
+      choose(name);
+    };
     group.append(button(text, pick, { "data-name": name, title: title ?? null }));
   }
   mark(chosen);
@@ -70,14 +74,24 @@ export function select(label, options, chosen, choose, properties = {}) {
 /** A slider with its name and its value in words. */
 export function slider(label, range, value, words, slide) {
   const output = element("output", {}, words(value));
-  const input = element("input", { type: "range", min: range[0], max: range[1], step: range[2], "aria-label": label, value });
+  const input = element("input", {
+    type: "range",
+    min: range[0],
+    max: range[1],
+    step: range[2],
+    "aria-label": label,
+    value,
+  });
   input.value = value;
   input.addEventListener("input", () => {
     output.textContent = words(Number(input.value));
     slide(Number(input.value));
   });
   const node = element("label", { class: "slider" }, element("span", {}, label), input, output);
-  node.put = (next) => { input.value = next; output.textContent = words(Number(next)); };
+  node.put = (next) => {
+    input.value = next;
+    output.textContent = words(Number(next));
+  };
   return node;
 }
 

@@ -11,14 +11,19 @@ const MOST_HEADS = 64;
 export function exportMenu(context) {
   const list = element("div", { class: "menu-list" });
   const node = element("details", { class: "menu" }, element("summary", {}, "Export"), list);
-  const item = (text, title, act) => button(text, async () => {
-    node.open = false;
-    try {
-      await act();
-    } catch (error) {
-      context.fail(error);
-    }
-  }, { title });
+  const item = (text, title, act) =>
+    button(
+      text,
+      async () => {
+        node.open = false;
+        try {
+          await act();
+        } catch (error) {
+          context.fail(error);
+        }
+      },
+      { title },
+    );
   if (context.source.kind !== "file") {
     list.append(item("This page as a file", "An HTML file that opens without a server", () => saveFile(context)));
   }
@@ -30,8 +35,12 @@ export function exportMenu(context) {
       context.say("The address was copied.");
     }),
   );
-  node.addEventListener("focusout", (event) => { if (event.relatedTarget && !node.contains(event.relatedTarget)) node.open = false; });
-  node.addEventListener("keydown", (event) => { if (event.key === "Escape") node.open = false; });
+  node.addEventListener("focusout", (event) => {
+    if (event.relatedTarget && !node.contains(event.relatedTarget)) node.open = false;
+  });
+  node.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") node.open = false;
+  });
   return node;
 }
 
@@ -64,7 +73,12 @@ async function savePng(context) {
   pen.fillStyle = getComputedStyle(canvas).getPropertyValue("--paper");
   pen.fillRect(0, 0, copy.width, copy.height);
   pen.drawImage(canvas, 0, 0);
-  save(await new Promise((done) => { copy.toBlob(done, "image/png"); }), "regard.png");
+  save(
+    await new Promise((done) => {
+      copy.toBlob(done, "image/png");
+    }),
+    "regard.png",
+  );
 }
 
 async function saveSvg(context) {
@@ -74,27 +88,41 @@ async function saveSvg(context) {
 
 /** The part of the map in view as a drawing: a rectangle a weight, with tokens at the sides. */
 export function svgOf(map) {
-  const { view, canvas, left, top } = map;
+  const { view, canvas } = map;
   const style = getComputedStyle(canvas);
-  const svg = drawn("svg", { viewBox: `0 0 ${canvas.clientWidth} ${canvas.clientHeight}`, width: canvas.clientWidth, height: canvas.clientHeight, "font-family": "sans-serif", "font-size": 12 });
+  const svg = drawn("svg", {
+    viewBox: `0 0 ${canvas.clientWidth} ${canvas.clientHeight}`,
+    width: canvas.clientWidth,
+    height: canvas.clientHeight,
+    "font-family": "sans-serif",
+    "font-size": 12,
+  });
   svg.append(drawn("rect", { width: "100%", height: "100%", fill: style.getPropertyValue("--paper") }));
   const [rows, columns] = [view.rows, view.columns];
   const isSmall = (rows[1] - rows[0]) * (columns[1] - columns[0]) <= MOST_CELLS && map.level === 0;
   if (isSmall) svg.append(cells(map, rows, columns), names(map, rows, columns, style.getPropertyValue("--ink")));
   else svg.append(drawn("image", { href: canvas.toDataURL(), width: canvas.clientWidth, height: canvas.clientHeight }));
-  svg.append(drawn("title", {}, `Attention, queries ${rows[0]} to ${rows[1] - 1}, keys ${columns[0]} to ${columns[1] - 1}`));
+  svg.append(
+    drawn("title", {}, `Attention, queries ${rows[0]} to ${rows[1] - 1}, keys ${columns[0]} to ${columns[1] - 1}`),
+  );
   return svg;
 }
 
 function cells(map, rows, columns) {
   const { view, left, top } = map;
-  const look = map.looks(0);
+  const look = map.lookOf(0);
   const group = drawn("g", {});
   for (let i = rows[0]; i < rows[1]; i += 1) {
     for (let j = columns[0]; j < columns[1]; j += 1) {
       const found = map.valueAt(i, j);
       if (!found?.value) continue;
-      const cell = drawn("rect", { x: left + (j - view.left) * view.unit, y: top + (i - view.top) * view.unit, width: view.unit, height: view.unit, fill: css(look.colours, look.share(found.value)) });
+      const cell = drawn("rect", {
+        x: left + (j - view.left) * view.unit,
+        y: top + (i - view.top) * view.unit,
+        width: view.unit,
+        height: view.unit,
+        fill: css(look.colours, look.share(found.value)),
+      });
       cell.append(drawn("title", {}, number(found.value)));
       group.append(cell);
     }
@@ -106,10 +134,19 @@ function names(map, rows, columns, ink) {
   const { view, left, top, subject } = map;
   const group = drawn("g", { fill: ink });
   if (view.unit < 11) return group;
-  for (let i = rows[0]; i < rows[1]; i += 1) group.append(drawn("text", { x: left - 8, y: top + (i + 0.5 - view.top) * view.unit + 4, "text-anchor": "end" }, label(subject.rowTokens[i])));
+  for (let i = rows[0]; i < rows[1]; i += 1)
+    group.append(
+      drawn(
+        "text",
+        { x: left - 8, y: top + (i + 0.5 - view.top) * view.unit + 4, "text-anchor": "end" },
+        label(subject.rowTokens[i]),
+      ),
+    );
   for (let j = columns[0]; j < columns[1]; j += 1) {
     const x = left + (j + 0.5 - view.left) * view.unit;
-    group.append(drawn("text", { x, y: top - 8, transform: `rotate(-53 ${x} ${top - 8})` }, label(subject.columnTokens[j])));
+    group.append(
+      drawn("text", { x, y: top - 8, transform: `rotate(-53 ${x} ${top - 8})` }, label(subject.columnTokens[j])),
+    );
   }
   return group;
 }

@@ -8,7 +8,8 @@ export function number(x, digits = 4) {
   if (Number.isNaN(x)) return "not a number";
   const size = Math.abs(x);
   if (size === 0) return "0";
-  if (size < 10 ** -digits || size >= 1e6) return minus(x.toExponential(1)).replace(/e([+−-]?)(\d+)/, (_, sign, n) => `·10${raised(sign, n)}`);
+  if (size < 10 ** -digits || size >= 1e6)
+    return minus(x.toExponential(1)).replace(/e([+−-]?)(\d+)/, (_, sign, n) => `·10${raised(sign, n)}`);
   return minus(size >= 1000 ? x.toFixed(1) : x.toFixed(digits));
 }
 

@@ -1,33 +1,53 @@
 // The model continues the text; each step's row can be looked at.
 
 import { button, element, refill, slider } from "./element.js";
-import { label, number, percent } from "./format.js";
+import { label, number } from "./format.js";
 import { headBar } from "./headbar.js";
+import { barList, topOf } from "./looks.js";
 import { layerOf, shownOf, tokensOf } from "./subject.js";
 import { TextFlow } from "./textflow.js";
 
 const FRAME = 700; // milliseconds a step when it plays
+const FAINT = 0.003; // of the largest weight; what is fainter is not shaded
 
 export function generateView(context) {
   const { store } = context;
   const flow = new TextFlow({
     label: "The text with what the model added; Enter on an added token goes to its step",
     point: () => {},
-    pick: (item) => { if (generatedOf(store.get())) go(context, item.first); },
-    span: () => {}, clear: () => {},
+    pick: (item) => {
+      if (generatedOf(store.get())) go(context, item.first);
+    },
+    span: () => {},
+    clear: () => {},
   });
-  const parts = { flow, scrub: element("div", { class: "scrub" }), side: element("aside", { class: "side" }), form: element("form", { class: "options" }), weights: null, asked: "", playing: 0 };
+  const parts = {
+    flow,
+    scrub: element("div", { class: "scrub" }),
+    side: element("aside", { class: "side" }),
+    form: element("form", { class: "options" }),
+    weights: null,
+    asked: "",
+    playing: 0,
+  };
   makeForm(context, parts);
   context.listen((_, changed) => {
     const has = (...names) => names.some((name) => changed.has(name));
     if (has("world", "shown")) build(context, parts);
     else if (has("step", "layer", "head")) update(context, parts);
   });
-  context.end(() => { clearInterval(parts.playing); flow.leave(); });
+  context.end(() => {
+    clearInterval(parts.playing);
+    flow.leave();
+  });
   build(context, parts);
-  return element("section", { class: "view generate-view", "aria-label": "Generate" },
-    headBar(context, parts.form), parts.scrub,
-    element("div", { class: "split" }, element("div", { class: "panes" }, flow.node), parts.side));
+  return element(
+    "section",
+    { class: "view generate-view", "aria-label": "Generate" },
+    headBar(context, parts.form),
+    parts.scrub,
+    element("div", { class: "split" }, element("div", { class: "panes" }, flow.node), parts.side),
+  );
 }
 
 function generatedOf(state) {
@@ -37,8 +57,18 @@ function generatedOf(state) {
 function makeForm(context, parts) {
   const chosen = { count: 24, temperature: 0, seed: 0 };
   const go = element("button", { type: "submit", class: "primary" }, "Continue");
-  const count = slider("Tokens", [1, 128, 1], chosen.count, String, (n) => { chosen.count = n; });
-  const temperature = slider("Temperature", [0, 2, 0.1], 0, (x) => (x ? number(x, 1) : "likeliest"), (x) => { chosen.temperature = x; });
+  const count = slider("Tokens", [1, 128, 1], chosen.count, String, (n) => {
+    chosen.count = n;
+  });
+  const temperature = slider(
+    "Temperature",
+    [0, 2, 0.1],
+    0,
+    (x) => (x ? number(x, 1) : "likeliest"),
+    (x) => {
+      chosen.temperature = x;
+    },
+  );
   const seed = element("input", { type: "number", min: 0, value: 0, "aria-label": "Seed", class: "short" });
   parts.form.append(count, temperature, element("label", { class: "field" }, "Seed ", seed), go);
   parts.form.addEventListener("submit", async (event) => {
@@ -46,8 +76,20 @@ function makeForm(context, parts) {
     go.disabled = true;
     try {
       const { shown } = context.store.get();
-      const { values } = await context.asking.slowly("generate", { shown, count: chosen.count, temperature: chosen.temperature, seed: Number(seed.value) || 0 }, context.status);
-      await context.refresh({ shown: values.id, step: values.first, hover: null, query: null, key: null, locked: [], place: null });
+      const { values } = await context.asking.slowly(
+        "generate",
+        { shown, count: chosen.count, temperature: chosen.temperature, seed: Number(seed.value) || 0 },
+        context.status,
+      );
+      await context.refresh({
+        shown: values.id,
+        step: values.first,
+        hover: null,
+        query: null,
+        key: null,
+        locked: [],
+        place: null,
+      });
     } catch (error) {
       context.fail(error);
     } finally {
@@ -65,24 +107,43 @@ function build(context, parts) {
   parts.form.hidden = !shown.can_generate;
   clearInterval(parts.playing);
   if (!made) {
-    refill(parts.scrub, element("p", { class: "hint boxed" }, shown.can_generate ? "Let the model continue the text: then each step can be looked at, one row a step." : "This recording has no model that could continue it."));
+    refill(
+      parts.scrub,
+      element(
+        "p",
+        { class: "hint boxed" },
+        shown.can_generate
+          ? "Let the model continue the text: then each step can be looked at, one row a step."
+          : "This recording has no model that could continue it.",
+      ),
+    );
     refill(parts.side);
     parts.flow.colour(() => null);
     return;
   }
   const last = made.first + made.steps.length - 1;
-  const bar = slider("Step", [made.first, last, 1], state.step ?? made.first, (n) => `${n - made.first + 1} of ${made.steps.length}`, (n) => go(context, n));
+  const bar = slider(
+    "Step",
+    [made.first, last, 1],
+    state.step ?? made.first,
+    (n) => `${n - made.first + 1} of ${made.steps.length}`,
+    (n) => go(context, n),
+  );
   parts.bar = bar;
-  const play = button("Play", () => {
-    if (parts.playing) return stop(parts, play);
-    play.textContent = "Pause";
-    parts.playing = setInterval(() => {
-      const now = context.store.get().step ?? made.first;
-      if (now >= last) stop(parts, play);
-      else go(context, now + 1);
-    }, FRAME);
-    return undefined;
-  }, { id: "play" });
+  const play = button(
+    "Play",
+    () => {
+      if (parts.playing) return stop(parts, play);
+      play.textContent = "Pause";
+      parts.playing = setInterval(() => {
+        const now = context.store.get().step ?? made.first;
+        if (now >= last) stop(parts, play);
+        else go(context, now + 1);
+      }, FRAME);
+      return undefined;
+    },
+    { id: "play" },
+  );
   refill(parts.scrub, play, bar);
   if (state.step === null || state.step < made.first || state.step > last) context.store.set({ step: made.first });
   parts.asked = "";
@@ -113,7 +174,12 @@ async function update(context, parts) {
   if (asked !== parts.asked && query >= 0 && query < layer.queries) {
     parts.asked = asked;
     try {
-      const { arrays } = await context.ask("row", { shown: state.shown, layer: layer.number, heads: [state.head], queries: [query] });
+      const { arrays } = await context.ask("row", {
+        shown: state.shown,
+        layer: layer.number,
+        heads: [state.head],
+        queries: [query],
+      });
       if (parts.asked !== asked) return;
       parts.weights = arrays.mean.data;
     } catch (error) {
@@ -127,33 +193,41 @@ async function update(context, parts) {
 function draw(context, { flow, side, weights }, made) {
   const state = context.store.get();
   const { columns } = tokensOf(shownOf(state), layerOf(state));
-  const top = weights ? weights.reduce((most, w) => Math.max(most, w), 0) : 0;
+  const before = weights ? weights.subarray(0, state.step) : null;
+  const top = before ? before.reduce((most, w) => Math.max(most, w), 0) : 0;
   flow.colour(({ first }) => ({
-    look: weights && first < state.step && weights[first] > 0.003 * top ? Math.sqrt(weights[first] / top) : 0,
+    look: before && before[first] > FAINT * top ? Math.sqrt(before[first] / top) : 0,
     seen: 0,
-    state: first === state.step ? "key" : first === state.step - 1 ? "query" : first > state.step ? "future" : first >= made.first ? "made" : "",
+    state: stateOf(first, state.step, made.first),
   }));
   flow.reveal(state.step);
   const step = made.steps[state.step - made.first];
-  const others = step.others ?? [];
-  refill(side,
-    element("h3", { class: "subject" }, label(step.text ?? columns[state.step]), element("small", {}, ` token ${state.step}`)),
-    element("p", { class: "hint" }, "was chosen with probability ", element("b", { "data-value": step.probability }, number(step.probability, 3)), ". Shaded is where the token before it looked."),
-    element("div", { class: "looks of-query" }, element("h4", {}, "likeliest"), element("ol", {}, others.map(([text, probability]) => {
-      const bar = element("span", { class: "bar-of" });
-      bar.style.width = `${100 * probability}%`;
-      return element("li", {}, element("span", { class: "who" }, label(text)), element("span", { class: "track" }, bar), element("span", { class: "num" }, percent(probability)));
-    }))),
-    looksAt(weights, columns, state.step));
-  context.say(`Step ${state.step - made.first + 1}: ${label(step.text ?? "")}, probability ${number(step.probability, 3)}.`);
+  const probability = number(step.probability, 3);
+  refill(
+    side,
+    element("h3", { class: "subject" }, label(step.text), element("small", {}, ` token ${state.step}`)),
+    element(
+      "p",
+      { class: "hint" },
+      "was chosen with probability ",
+      element("b", { "data-value": step.probability }, probability),
+      ". Shaded is where the token before it looked.",
+    ),
+    barList(
+      "likeliest",
+      "of-query",
+      step.others.map(([text, value]) => ({ text, value, first: null })),
+      "probabilities",
+    ),
+    before ? topOf(before, columns) : null,
+  );
+  context.say(`Step ${state.step - made.first + 1}: ${label(step.text)}, probability ${probability}.`);
 }
 
-function looksAt(weights, columns, step) {
-  if (!weights) return null;
-  const best = [...weights.keys()].filter((n) => n < step).sort((a, b) => weights[b] - weights[a]).slice(0, 6);
-  return element("div", { class: "looks of-key", "data-list": "looks at" }, element("h4", {}, "looked at"), element("ol", {}, best.map((n) => {
-    const bar = element("span", { class: "bar-of" });
-    bar.style.width = `${(100 * weights[n]) / weights[best[0]]}%`;
-    return element("li", { "data-token": n, "data-value": weights[n] }, element("span", { class: "who" }, label(columns[n]), element("sub", {}, n)), element("span", { class: "track" }, bar), element("span", { class: "num" }, number(weights[n])));
-  })));
+/** What a token is at a step: chosen now, the one that looks, not there yet, made before, or given. */
+function stateOf(token, step, first) {
+  if (token === step) return "key";
+  if (token === step - 1) return "query";
+  if (token > step) return "future";
+  return token >= first ? "made" : "";
 }

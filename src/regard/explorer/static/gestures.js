@@ -13,12 +13,16 @@ export function listenToHands(node, does) {
     const box = node.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
   };
-  node.addEventListener("wheel", (event) => {
-    event.preventDefault();
-    const lines = event.deltaMode === 1 ? 20 : 1;
-    does.zoom(Math.exp(-event.deltaY * lines * (event.ctrlKey ? 0.01 : 0.0018)), ...at(event));
-    does.point(...at(event)); // another cell lies under the cursor now
-  }, { passive: false });
+  node.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      const lines = event.deltaMode === 1 ? 20 : 1;
+      does.zoom(Math.exp(-event.deltaY * lines * (event.ctrlKey ? 0.01 : 0.0018)), ...at(event));
+      does.point(...at(event)); // another cell lies under the cursor now
+    },
+    { passive: false },
+  );
   node.addEventListener("pointerdown", (event) => {
     node.setPointerCapture(event.pointerId);
     if (!fingers.size) moved = 0;
@@ -43,7 +47,9 @@ export function listenToHands(node, does) {
   };
   node.addEventListener("pointerup", lift);
   node.addEventListener("pointercancel", lift);
-  node.addEventListener("pointerleave", () => { if (!fingers.size) does.point(-1, -1); });
+  node.addEventListener("pointerleave", () => {
+    if (!fingers.size) does.point(-1, -1);
+  });
   node.addEventListener("dblclick", (event) => does.open(...at(event)));
   node.addEventListener("keydown", (event) => pressed(event, does));
 }

@@ -34,7 +34,10 @@ export function fromHash(hash) {
   }
   for (const name of SWITCHES) if (found.has(name)) state[name] = found.get(name) === "1";
   for (const name of LISTS) {
-    const numbers = (found.get(name) ?? "").split(",").filter((x) => x !== "").map(Number);
+    const numbers = (found.get(name) ?? "")
+      .split(",")
+      .filter((x) => x !== "")
+      .map(Number);
     if (numbers.length && numbers.every(Number.isFinite)) state[name] = numbers;
   }
   return { state, text: found.get("text"), model: found.get("model") };

@@ -56,15 +56,32 @@ async function drawKinds(context, node) {
   const found = await context.headsOf(shown, epoch).catch(() => null);
   const now = context.store.get();
   if (!found || now.layer !== layer || now.head !== head || now.shown !== shown) return;
-  refill(node, kindsOf(found, layer, head).map(([kind, score]) => chip(kind, `${Math.round(100 * score)} % of its weight: ${found.kinds[kind]}`)));
+  refill(
+    node,
+    kindsOf(found, layer, head).map(([kind, score]) =>
+      chip(kind, `${Math.round(100 * score)} % of its weight: ${found.kinds[kind]}`),
+    ),
+  );
 }
 
-const TELLING = ["induction", "duplicate", "previous", "next", "first", "separator", "window", "self", "alignment", "positional"];
+const TELLING = [
+  "induction",
+  "duplicate",
+  "previous",
+  "next",
+  "first",
+  "separator",
+  "window",
+  "self",
+  "alignment",
+  "positional",
+];
 
 /** The kinds that a head is of, those first that tell most: [name, share]. */
 export function kindsOf(found, layer, head) {
   const mine = Object.entries(found.found).flatMap(([kind, list]) =>
-    list.filter(([l, h]) => l === layer && h === head).map((each) => [kind, each[2]]));
+    list.filter(([l, h]) => l === layer && h === head).map((each) => [kind, each[2]]),
+  );
   return mine.sort((a, b) => TELLING.indexOf(a[0]) - TELLING.indexOf(b[0]));
 }
 

@@ -7,15 +7,35 @@ import { number } from "./format.js";
 const STEPS = 24;
 
 export function legendOf(node, map, scale, { store }) {
-  const look = map.looks(map.level);
-  const top = map.tops.get(`${map.level} ${map.look.pool}`) ?? 0;
-  const name = `${look.name} ${map.level}`;
-  if (node.dataset.name === name) return;
-  node.dataset.name = name;
+  const look = map.lookOf(map.level);
+  if (node.dataset.name === look.name) return;
+  node.dataset.name = look.name;
   const bar = element("span", { class: "ramp", "aria-hidden": "true" });
   bar.style.background = `linear-gradient(to right, ${Array.from({ length: STEPS }, (_, n) => css(look.colours, n / (STEPS - 1))).join(", ")})`;
-  const ends = { linear: ["0", number(top, 3)], log: [number(top / 1e4), number(top, 3)], rank: ["lowest in view", "highest"] }[scale];
-  const level = map.level ? `${map.look.pool} of ${2 ** map.level} × ${2 ** map.level} weights a cell` : "exact weights";
-  const palettes = select("Palette", [["ink", "Ink"], ["meadow", "Meadow"]], store.get().palette, (palette) => store.set({ palette }), { class: "quiet" });
-  refill(node, element("span", {}, look.signed ? `−${ends[1]}` : ends[0]), bar, element("span", {}, ends[1]), element("span", { class: "level" }, level), look.signed ? null : palettes);
+  const ends = {
+    linear: ["0", number(look.top, 3)],
+    log: [number(look.top / 1e4), number(look.top, 3)],
+    rank: ["lowest in view", "highest"],
+  }[scale];
+  const level = map.level
+    ? `${map.looks.choice.pool} of ${2 ** map.level} × ${2 ** map.level} weights a cell`
+    : "exact weights";
+  const palettes = select(
+    "Palette",
+    [
+      ["ink", "Ink"],
+      ["meadow", "Meadow"],
+    ],
+    store.get().palette,
+    (palette) => store.set({ palette }),
+    { class: "quiet" },
+  );
+  refill(
+    node,
+    element("span", {}, look.signed ? `−${ends[1]}` : ends[0]),
+    bar,
+    element("span", {}, ends[1]),
+    element("span", { class: "level" }, level),
+    look.signed ? null : palettes,
+  );
 }

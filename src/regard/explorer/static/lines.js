@@ -16,28 +16,56 @@ export function linesView(context) {
   const { store } = context;
   const parts = {
     heads: element("div", { class: "filter", role: "group", "aria-label": "Heads whose lines are drawn" }),
-    stage: element("div", { class: "lines-stage", tabindex: 0, "aria-label": "Lines from queries, left, to keys, right. Up and down move through the text." }),
+    stage: element("div", {
+      class: "lines-stage",
+      tabindex: 0,
+      "aria-label": "Lines from queries, left, to keys, right. Up and down move through the text.",
+    }),
     note: element("p", { class: "hint" }),
     scroll: element("div"),
-    answer: null, asked: "", hovered: null,
+    answer: null,
+    asked: "",
   };
-  const mass = slider("Mass", [0.05, 1, 0.05], store.get().mass, (x) => percent(x), (value) => store.set({ mass: value }));
+  const mass = slider(
+    "Mass",
+    [0.05, 1, 0.05],
+    store.get().mass,
+    (x) => percent(x),
+    (value) => store.set({ mass: value }),
+  );
   mass.title = "The largest weights of each query, until they have this share of the row together";
-  parts.stage.addEventListener("wheel", (event) => { event.preventDefault(); move(context, parts, Math.sign(event.deltaY) * 3); }, { passive: false });
+  parts.stage.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      move(context, parts, Math.sign(event.deltaY) * 3);
+    },
+    { passive: false },
+  );
   parts.stage.addEventListener("keydown", (event) => {
     const by = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
-    if (by) { event.preventDefault(); move(context, parts, by); }
+    if (by) {
+      event.preventDefault();
+      move(context, parts, by);
+    }
   });
   const watch = new ResizeObserver(() => update(context, parts));
   watch.observe(parts.stage);
   context.end(() => watch.disconnect());
   context.listen((_, changed) => {
-    if (["world", "shown", "layer", "head", "heads", "mass", "from"].some((name) => changed.has(name))) update(context, parts);
+    if (["world", "shown", "layer", "head", "heads", "mass", "from"].some((name) => changed.has(name)))
+      update(context, parts);
     else if (changed.has("theme") || changed.has("dusk")) draw(context, parts);
   });
   update(context, parts);
-  return element("section", { class: "view lines-view", "aria-label": "Lines" },
-    headBar(context, mass), element("div", { class: "bar" }, parts.heads, element("div", { class: "grow" }), parts.scroll), parts.stage, parts.note);
+  return element(
+    "section",
+    { class: "view lines-view", "aria-label": "Lines" },
+    headBar(context, mass),
+    element("div", { class: "bar" }, parts.heads, element("div", { class: "grow" }), parts.scroll),
+    parts.stage,
+    parts.note,
+  );
 }
 
 function chosen(state) {
@@ -67,10 +95,31 @@ async function update(context, parts) {
   if (!parts.stage.clientHeight) return;
   const { from, to, room, most, layer } = frame(context, parts);
   drawHeads(context, parts);
-  refill(parts.scroll, most > room ? slider("From token", [0, most - room, 1], from, (n) => `${n} to ${Math.min(most, n + room) - 1}`, (n) => context.store.set({ from: n })) : null);
-  const params = { shown: state.shown, layer: layer.number, heads: chosen(state), from: Math.min(from, layer.queries - 1), to: Math.max(to, 1), mass: state.mass };
+  refill(
+    parts.scroll,
+    most > room
+      ? slider(
+          "From token",
+          [0, most - room, 1],
+          from,
+          (n) => `${n} to ${Math.min(most, n + room) - 1}`,
+          (n) => context.store.set({ from: n }),
+        )
+      : null,
+  );
+  const params = {
+    shown: state.shown,
+    layer: layer.number,
+    heads: chosen(state),
+    from: Math.min(from, layer.queries - 1),
+    to: Math.max(to, 1),
+    mass: state.mass,
+  };
   const asked = `${state.epoch} ${JSON.stringify(params)}`;
-  if (asked === parts.asked) { draw(context, parts); return; }
+  if (asked === parts.asked) {
+    draw(context, parts);
+    return;
+  }
   parts.asked = asked;
   try {
     const { values, arrays } = await context.ask("lines", params);
@@ -86,14 +135,21 @@ function drawHeads({ store }, { heads: node }) {
   const state = store.get();
   const on = chosen(state);
   const theme = themeOf(state);
-  refill(node, layerOf(state).heads.map((head, n) => {
-    const each = button(`head ${head}`, () => {
-      const next = on.includes(head) ? on.filter((h) => h !== head) : [...on, head].sort((a, b) => a - b);
-      store.set({ heads: next.length ? next : [head] });
-    }, { class: "chip head-chip", "aria-pressed": String(on.includes(head)), "data-head": head });
-    each.style.setProperty("--own", headColour(n, theme));
-    return each;
-  }));
+  refill(
+    node,
+    layerOf(state).heads.map((head, n) => {
+      const each = button(
+        `head ${head}`,
+        () => {
+          const next = on.includes(head) ? on.filter((h) => h !== head) : [...on, head].sort((a, b) => a - b);
+          store.set({ heads: next.length ? next : [head] });
+        },
+        { class: "chip head-chip", "aria-pressed": String(on.includes(head)), "data-head": head },
+      );
+      each.style.setProperty("--own", headColour(n, theme));
+      return each;
+    }),
+  );
 }
 
 function draw(context, parts) {
@@ -102,17 +158,32 @@ function draw(context, parts) {
   const { row, from, room, layer } = frame(context, parts);
   const tokens = tokensOf(shownOf(state), layer);
   const high = room * row + 12;
-  const svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${high}`, class: "lines", role: "img", "aria-label": "Lines", preserveAspectRatio: "none" });
+  const svg = drawn("svg", {
+    viewBox: `0 0 ${WIDTH} ${high}`,
+    class: "lines",
+    role: "img",
+    "aria-label": "Lines",
+    preserveAspectRatio: "none",
+  });
   const y = (n) => 6 + (n - from + 0.5) * row;
   const links = drawn("g", { fill: "none" }, paths(state, parts.answer, layer, y, high));
-  const shown = (list, first) => Array.from({ length: Math.max(0, Math.min(list.length - first, room)) }, (_, n) => first + n);
-  const column = (side, list, first) => shown(list, first).map((n) => token(parts, links, side, n, list[n], y(n)));
+  const shown = (list, first) =>
+    Array.from({ length: Math.max(0, Math.min(list.length - first, room)) }, (_, n) => first + n);
+  const column = (side, list, first) => shown(list, first).map((n) => token(links, side, n, list[n], y(n)));
   svg.append(links);
-  const over = element("div", { class: "line-tokens" }, column("query", tokens.rows, from), column("key", tokens.columns, from));
+  const over = element(
+    "div",
+    { class: "line-tokens" },
+    column("query", tokens.rows, from),
+    column("key", tokens.columns, from),
+  );
   refill(parts.stage, svg, over);
   svg.style.height = `${high}px`;
   const count = parts.answer.weight.data.length;
-  refill(parts.note, `${count} lines carry ${percent(state.mass)} of each row’s weight${parts.answer.left_out ? `; ${parts.answer.left_out} fainter ones are left out` : ""}. Queries are on the left, keys on the right.`);
+  refill(
+    parts.note,
+    `${count} lines carry ${percent(state.mass)} of each row’s weight${parts.answer.left_out ? `; ${parts.answer.left_out} fainter ones are left out` : ""}. Queries are on the left, keys on the right.`,
+  );
 }
 
 /** Keys out of view are pointed at beyond the edge. */
@@ -129,15 +200,23 @@ function paths(state, answer, layer, y, high) {
       "stroke-width": (0.6 + 5 * weight).toFixed(2),
       "stroke-opacity": (0.12 + 0.8 * weight).toFixed(3),
       "vector-effect": "non-scaling-stroke",
-      "data-query": i, "data-key": j, "data-head": head, "data-weight": weight,
+      "data-query": i,
+      "data-key": j,
+      "data-head": head,
+      "data-weight": weight,
     });
     path.append(drawn("title", {}, `head ${head}: ${number(weight)}`));
     return path;
   });
 }
 
-function token(parts, links, side, n, text, at) {
-  const node = element("span", { class: `line-token of-${side}`, "data-side": side, "data-token": n, title: `${side} ${n}` }, shortened(label(text)), element("sub", {}, n));
+function token(links, side, n, text, at) {
+  const node = element(
+    "span",
+    { class: `line-token of-${side}`, "data-side": side, "data-token": n, title: `${side} ${n}` },
+    shortened(label(text)),
+    element("sub", {}, n),
+  );
   node.style.top = `${at - 13}px`;
   const light = (on) => {
     for (const path of links.children) path.classList.toggle("dim", on && Number(path.dataset[side]) !== n);

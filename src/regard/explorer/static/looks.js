@@ -14,22 +14,46 @@ const FAINT = 1e-4; // of the largest; what is fainter is not listed
  */
 export function drawLooks(node, { found, tokens, words, crosses }) {
   if (!found) {
-    refill(node, element("p", { class: "hint" }, "Point at a token. What it looks at is shaded ",
-      element("b", { class: "of-key" }, "behind"), ", who looks at it is marked ", element("b", { class: "of-query" }, "below"),
-      ". Click locks it, Shift and click add another, dragging selects a span and sums."));
+    refill(
+      node,
+      element(
+        "p",
+        { class: "hint" },
+        "Point at a token. What it looks at is shaded ",
+        element("b", { class: "of-key" }, "behind"),
+        ", who looks at it is marked ",
+        element("b", { class: "of-query" }, "below"),
+        ". Click locks it, Shift and click add another, dragging selects a span and sums.",
+      ),
+    );
     return "";
   }
   const { looks, seen, queries, keys } = found;
-  const names = (list, of) => list.map((n) => of[n]).join("").trim();
+  const names = (list, of) =>
+    list
+      .map((n) => of[n])
+      .join("")
+      .trim();
   const subject = queries.length ? names(queries, tokens.rows) : names(keys, tokens.columns);
   const many = Math.max(queries.length, keys.length);
   const first = looks ? largest(looks, tokens.columns, words ? tokens.columnWords : null) : [];
   const second = seen ? largest(seen, tokens.rows, words ? tokens.rowWords : null) : [];
-  refill(node,
-    element("h3", { class: "subject" }, clipped(subject), many > 1 ? element("small", {}, ` ${many} tokens`) : element("small", {}, ` token ${queries.length ? tokens.first + queries[0] : keys[0]}`)),
-    looks ? list("looks at", "of-key", first, many > 1 ? "mean of its rows" : "the weights of its row") : null,
-    seen ? list("is looked at by", "of-query", second, many > 1 ? "sum of its columns" : "the weights of its column") : null,
-    many > 1 && looks && seen && !crosses ? within(looks, keys) : null);
+  refill(
+    node,
+    element(
+      "h3",
+      { class: "subject" },
+      clipped(subject),
+      many > 1
+        ? element("small", {}, ` ${many} tokens`)
+        : element("small", {}, ` token ${queries.length ? tokens.first + queries[0] : keys[0]}`),
+    ),
+    looks ? barList("looks at", "of-key", first, many > 1 ? "mean of its rows" : "the weights of its row") : null,
+    seen
+      ? barList("is looked at by", "of-query", second, many > 1 ? "sum of its columns" : "the weights of its column")
+      : null,
+    many > 1 && looks && seen && !crosses ? within(looks, keys) : null,
+  );
   const top = first[0];
   return top ? `${quoted(clipped(subject))} looks most at ${quoted(top.text)}: ${number(top.value)}.` : "";
 }
@@ -37,7 +61,13 @@ export function drawLooks(node, { found, tokens, words, crosses }) {
 /** How much of a span's weight stays in it. */
 function within(looks, keys) {
   const sum = keys.reduce((all, key) => all + looks[key], 0);
-  return element("p", { class: "sum", "data-sum": sum }, "Of the span's weight, ", element("b", {}, percent(sum)), ` stays within it: ${number(sum)}.`);
+  return element(
+    "p",
+    { class: "sum", "data-sum": sum },
+    "Of the span's weight, ",
+    element("b", {}, percent(sum)),
+    ` stays within it: ${number(sum)}.`,
+  );
 }
 
 function largest(values, tokens, words) {
@@ -50,25 +80,44 @@ function largest(values, tokens, words) {
       before.at = n;
     } else items.push({ value, text: tokens[n] ?? "", at: n, first: n });
   });
-  const sorted = items.filter((item) => item.value > 0).sort((a, b) => b.value - a.value).slice(0, MOST);
+  const sorted = items
+    .filter((item) => item.value > 0)
+    .sort((a, b) => b.value - a.value)
+    .slice(0, MOST);
   return sorted.filter((item, n) => n < 3 || item.value >= FAINT * sorted[0].value);
 }
 
 /** The keys that a row has most weight on, as a list with bars. */
 export function topOf(values, tokens, words = null) {
-  return list("looks at", "of-key", largest(values, tokens, words), "the weights of its row");
+  return barList("looks at", "of-key", largest(values, tokens, words), "the weights of its row");
 }
 
-function list(title, colour, items, hint) {
+/**
+ * A list with bars.
+ * @param {Array<{value: number, text: string, first: number|null}>} items the largest first; `first` is a token
+ */
+export function barList(title, colour, items, hint) {
   const top = items[0]?.value ?? 1;
-  return element("div", { class: `looks ${colour}`, "data-list": title },
+  return element(
+    "div",
+    { class: `looks ${colour}`, "data-list": title },
     element("h4", {}, title, element("small", {}, hint)),
-    element("ol", {}, items.map(({ value, text, first }) => {
-      const bar = element("span", { class: "bar-of" });
-      bar.style.width = `${(100 * value) / top}%`;
-      return element("li", { "data-token": first, "data-value": value },
-        element("span", { class: "who" }, label(text), element("sub", {}, first)), element("span", { class: "track" }, bar), element("span", { class: "num" }, number(value)));
-    })));
+    element(
+      "ol",
+      {},
+      items.map(({ value, text, first }) => {
+        const bar = element("span", { class: "bar-of" });
+        bar.style.width = `${(100 * value) / top}%`;
+        return element(
+          "li",
+          { "data-token": first, "data-value": value },
+          element("span", { class: "who" }, label(text), first === null ? null : element("sub", {}, first)),
+          element("span", { class: "track" }, bar),
+          element("span", { class: "num" }, number(value)),
+        );
+      }),
+    ),
+  );
 }
 
 function clipped(text) {

@@ -18,7 +18,7 @@ import { VIEWS } from "./views.js";
  */
 export function start(root, source) {
   const linked = source.kind === "widget" ? { state: {} } : fromHash(location.hash);
-  const store = createStore({ ...INITIAL, epoch: 0, kind_of_source: source.kind, ...linked.state });
+  const store = createStore({ ...INITIAL, epoch: 0, ...linked.state });
   root.classList.add("regard");
   const context = contextOf(root, source, store);
   const page = shell(context);
@@ -33,7 +33,10 @@ export function start(root, source) {
 function contextOf(root, source, store) {
   const asking = new Asking(source);
   const context = {
-    root, source, store, asking,
+    root,
+    source,
+    store,
+    asking,
     tiles: new Tiles(source),
     ask: (name, params, signal) => asking.ask(name, params, signal),
     once: (name, params) => asking.once(store.get().epoch, name, params),
@@ -41,6 +44,7 @@ function contextOf(root, source, store) {
     say: () => {},
     fail: () => {},
     status: () => {},
+    made: new Set(), // numbers of what this page let models read
     looked: new Set(), // cells whose arithmetic was looked at, for the file
     maps: [], // those in view, for pictures
   };
@@ -52,13 +56,23 @@ function contextOf(root, source, store) {
   return context;
 }
 
+async function shownInstead(context, id) {
+  if (context.store.get().shown !== id) await context.refresh({ shown: id });
+}
+
 /** Asks what there is. A link whose text is not here runs it again. */
-async function opened(context, { text, model }) {
+async function opened(context, { state: linked, text, model }) {
   await context.refresh();
   const state = context.store.get();
-  const here = shownOf(state);
-  if (text && here?.text !== text && context.source.kind === "server") await run(context, text, model ?? "language");
-  else if (!here && state.world.shown.length) await context.refresh({ shown: state.world.shown[0].id });
+  const all = state.world.shown;
+  const isMeant = (each) => each && (!text || (each.text === text && (!model || each.model === model)));
+  const found = [shownOf(state), ...all].find(isMeant);
+  if (found) await shownInstead(context, found.id);
+  else if (text && context.source.kind === "server") {
+    await run(context, text, model ?? "language");
+    const now = context.store.get();
+    context.store.set({ ...linked, ...fitting({ ...now, ...linked, shown: now.shown }), shown: now.shown });
+  } else if (all.length) await shownInstead(context, all[0].id);
 }
 
 /** Opens the view of the state, and closes the one before. */
@@ -74,8 +88,15 @@ function followViews(context, main) {
     close();
     open = name;
     const ends = [];
-    const inner = { ...context, listen: (listener) => ends.push(context.store.listen(listener)), end: (last) => ends.push(last) };
-    refill(main, ready ? found.make(inner) : element("p", { class: "empty" }, "Nothing has been read yet. Type a sentence above."));
+    const inner = {
+      ...context,
+      listen: (listener) => ends.push(context.store.listen(listener)),
+      end: (last) => ends.push(last),
+    };
+    refill(
+      main,
+      ready ? found.make(inner) : element("p", { class: "empty" }, "Nothing has been read yet. Type a sentence above."),
+    );
     main.scrollTop = 0;
     close = () => ends.forEach((end) => end());
   };
@@ -83,7 +104,10 @@ function followViews(context, main) {
     if (changed.has("view") || changed.has("world")) show();
   });
   show();
-  return () => { end(); close(); };
+  return () => {
+    end();
+    close();
+  };
 }
 
 /** Keeps the address and the state the same. */
@@ -106,8 +130,16 @@ function followHash(store) {
     const now = { ...store.get(), ...state };
     store.set({ view: INITIAL.view, ...state, ...fitting(now) });
   };
-  const end = store.listen(() => { clearTimeout(timer); timer = setTimeout(write, 120); });
+  const end = store.listen(() => {
+    clearTimeout(timer);
+    timer = setTimeout(write, 120);
+  });
   window.addEventListener("hashchange", read);
   window.addEventListener("popstate", read);
-  return () => { end(); clearTimeout(timer); window.removeEventListener("hashchange", read); window.removeEventListener("popstate", read); };
+  return () => {
+    end();
+    clearTimeout(timer);
+    window.removeEventListener("hashchange", read);
+    window.removeEventListener("popstate", read);
+  };
 }

@@ -1,25 +1,36 @@
 // One head's weights as a map, beside the text that it is about.
 
-import { choice, element, refill } from "./element.js";
-import { percent, quoted } from "./format.js";
-import { listenToHands } from "./gestures.js";
+import { choice, element } from "./element.js";
 import { headBar } from "./headbar.js";
 import { HeadMap } from "./headmap.js";
+import { drawHide } from "./hidesink.js";
 import { legendOf } from "./legend.js";
+import { handsOnMap, handsOnMinimap } from "./maphands.js";
 import { drawReadout } from "./readout.js";
 import { rowFlow } from "./rowflow.js";
 import { searchBox } from "./searchbox.js";
-import { hiding, layerOf, shownOf, subjectOf, tokensOf } from "./subject.js";
+import { layerOf, shownOf, subjectOf, tokensOf } from "./subject.js";
 import { themeOf } from "./theme.js";
 
 const SHORT = 96; // tokens up to which weights are shown in proportion at first
 const KEYS = "Arrow keys move from cell to cell, plus and minus zoom, 0 shows everything, Enter shows the arithmetic.";
 
 export function mapView(context) {
-  const canvas = element("canvas", { class: "map", tabindex: 0, role: "application", "aria-label": `Attention map. ${KEYS}` });
-  const small = element("canvas", { class: "minimap", "aria-label": "The whole map; click to go there", role: "img", hidden: true });
+  const canvas = element("canvas", {
+    class: "map",
+    tabindex: 0,
+    role: "application",
+    "aria-label": `Attention map. ${KEYS}`,
+  });
+  const small = element("canvas", {
+    class: "minimap",
+    "aria-label": "The whole map; click to go there",
+    role: "img",
+    hidden: true,
+  });
   const parts = {
-    canvas, small,
+    canvas,
+    small,
     readout: element("div", { class: "readout" }),
     legend: element("div", { class: "legend" }),
     badge: element("span", { class: "badge", hidden: true }),
@@ -31,23 +42,60 @@ export function mapView(context) {
   const flow = rowFlow(context);
   const controls = [
     searchBox(context, (query, key) => jump(context, parts, query, key)),
-    choice("Pooling", [["mean", "Mean", "a cell is the mean of its weights"], ["max", "Max", "a cell is its largest weight"]], context.store.get().pool, (pool) => context.store.set({ pool })),
-    choice("Colours", [["linear", "Linear", "in proportion to the weight"], ["log", "Log", "by the logarithm of the weight"], ["rank", "Rank", "by rank among the weights in view"]], scaleName(context.store.get()), (scale) => context.store.set({ scale })),
+    choice(
+      "Pooling",
+      [
+        ["mean", "Mean", "a cell is the mean of its weights"],
+        ["max", "Max", "a cell is its largest weight"],
+      ],
+      context.store.get().pool,
+      (pool) => context.store.set({ pool }),
+    ),
+    choice(
+      "Colours",
+      [
+        ["linear", "Linear", "in proportion to the weight"],
+        ["log", "Log", "by the logarithm of the weight"],
+        ["rank", "Rank", "by rank among the weights in view"],
+      ],
+      scaleName(context.store.get()),
+      (scale) => context.store.set({ scale }),
+    ),
   ];
   parts.scales = controls[2];
-  hands(context, parts);
-  jumpOnMinimap(context, parts);
+  handsOnMap(context, parts);
+  handsOnMinimap(parts);
   context.maps.push(parts.map);
   context.listen((state, changed) => hear(context, parts, state, changed));
-  context.end(() => { context.maps.splice(context.maps.indexOf(parts.map), 1); parts.map.leave(); parts.overview.leave(); });
+  context.end(() => {
+    context.maps.splice(context.maps.indexOf(parts.map), 1);
+    parts.map.leave();
+    parts.overview.leave();
+  });
   show(context, parts);
-  const side = element("aside", { class: "side" }, element("div", { class: "reading" }, parts.readout, small), flow.node);
-  return element("section", { class: "view map-view", "aria-label": "Map" },
+  const side = element(
+    "aside",
+    { class: "side" },
+    element("div", { class: "reading" }, parts.readout, small),
+    flow.node,
+  );
+  return element(
+    "section",
+    { class: "view map-view", "aria-label": "Map" },
     headBar(context, ...controls),
-    element("div", { class: "split" },
-      element("div", { class: "stage" }, canvas, parts.badge,
-        element("div", { class: "under" }, parts.legend, parts.hide)),
-      side));
+    element(
+      "div",
+      { class: "split" },
+      element(
+        "div",
+        { class: "stage" },
+        canvas,
+        parts.badge,
+        element("div", { class: "under" }, parts.legend, parts.hide),
+      ),
+      side,
+    ),
+  );
 }
 
 /** The scale that is meant: short texts in proportion, long ones by logarithms, unless somebody chose. */
@@ -70,11 +118,12 @@ async function show(context, parts) {
     if (state.shown !== shown || state.layer !== layer || state.head !== head || state.epoch !== epoch) return;
     parts.levels = values;
     const subject = subjectOf(state, values);
-    parts.map.look = looks(state);
-    parts.overview.look = looks(state);
-    parts.map.show(subject);
-    parts.overview.show(subject);
-    if (state.place && !parts.placed) Object.assign(parts.map.view, { left: state.place[0], top: state.place[1], unit: state.place[2] }).clamp();
+    for (const map of [parts.map, parts.overview]) {
+      map.paint(looks(state));
+      map.show(subject);
+    }
+    if (state.place && !parts.placed)
+      Object.assign(parts.map.view, { left: state.place[0], top: state.place[1], unit: state.place[2] }).clamp();
     parts.placed = true;
     parts.scales.mark(scaleName(state));
     mark(context, parts);
@@ -106,11 +155,18 @@ function follow(context, parts) {
   const { map } = parts;
   const shown = shownOf(state);
   if (!shown || !parts.levels) return;
-  const cell = state.hover ?? (state.query === null || state.key === null ? null : { query: state.query, key: state.key });
+  const cell =
+    state.hover ?? (state.query === null || state.key === null ? null : { query: state.query, key: state.key });
   const tokens = tokensOf(shown, layerOf(state));
   const found = cell ? map.valueAt(cell.query, cell.key) : null;
   const locked = state.query !== null && state.key !== null;
-  const said = drawReadout(parts.readout, { cell, found, tokens, pool: state.pool, open: locked ? () => context.store.set({ view: "arithmetic" }) : null });
+  const said = drawReadout(parts.readout, {
+    cell,
+    found,
+    tokens,
+    pool: state.pool,
+    open: locked ? () => context.store.set({ view: "arithmetic" }) : null,
+  });
   if (said && said !== parts.said && found) context.say(said);
   parts.said = said;
   legendOf(parts.legend, map, scaleName(state), context);
@@ -126,84 +182,8 @@ function follow(context, parts) {
   if (JSON.stringify(place) !== JSON.stringify(state.place)) context.store.set({ place });
 }
 
-function hands(context, parts) {
-  const { store } = context;
-  const { map, canvas } = parts;
-  const current = () => {
-    const { hover, query, key } = store.get();
-    return hover ?? (query === null || key === null ? null : { query, key });
-  };
-  const pick = (x, y) => {
-    const cell = map.cellAt(x, y);
-    if (cell) store.set({ ...cell, locked: [cell.query] });
-    else store.set({ query: null, key: null, locked: [] });
-  };
-  listenToHands(canvas, {
-    zoom: (factor, x = map.left + map.view.width / 2, y = map.top + map.view.height / 2) => {
-      map.view.zoom(factor, x - map.left, y - map.top);
-      map.draw();
-    },
-    pan: (x, y) => { map.view.pan(x, y); map.draw(); },
-    fit: () => { map.view.fit(); map.draw(); },
-    point: (x, y) => store.set({ hover: same(store.get().hover, map.cellAt(x, y)) }),
-    pick,
-    open: (x, y) => {
-      if (x !== undefined) pick(x, y);
-      else if (current()) store.set(current());
-      if (store.get().query !== null) store.set({ view: "arithmetic", hover: null });
-    },
-    step: (down, right) => {
-      const at = current() ?? { query: map.view.rows[0], key: map.view.columns[0] };
-      const by = 2 ** map.level;
-      const inside = (n, length) => Math.max(0, Math.min(length - 1, n));
-      const cell = { query: inside(at.query + down * by, map.view.queries), key: inside(at.key + right * by, map.view.keys) };
-      map.view.reveal(cell.query, cell.key);
-      store.set({ ...cell, hover: null, locked: [cell.query] });
-    },
-  });
-}
-
-/** The cell before if it is the same one, so that nobody hears of a change. */
-function same(before, now) {
-  return before && now && before.query === now.query && before.key === now.key ? before : now;
-}
-
 function jump({ store }, { map }, query, key) {
   map.view.centre(query, key, Math.max(map.view.unit, 16));
   store.set({ query, key, hover: null, locked: [query] });
   map.draw();
-}
-
-function jumpOnMinimap(context, { small, overview, map }) {
-  listenToHands(small, {
-    pick: (x, y) => {
-      const cell = overview.cellAt(x, y);
-      if (cell) map.view.centre(cell.query, cell.key);
-      map.draw();
-    },
-    pan: (x, y) => {
-      map.view.left += x / overview.view.unit;
-      map.view.top += y / overview.view.unit;
-      map.view.clamp();
-      map.draw();
-    },
-    zoom: (factor) => { map.view.zoom(factor, map.view.width / 2, map.view.height / 2); map.draw(); },
-    point: () => {}, open: () => {}, step: () => {}, fit: () => {},
-  });
-}
-
-/** The switch that hides the sink, and the sign that it is hidden. */
-function drawHide({ store }, parts) {
-  const state = store.get();
-  const layer = layerOf(state);
-  const { sink } = parts.levels;
-  const isHidden = hiding(state, layer, parts.levels);
-  parts.badge.hidden = !isHidden;
-  if (sink) parts.badge.textContent = `renormalised without ${quoted(tokensOf(shownOf(state), layer).columns[sink.key])}`;
-  if (!sink || !layer.can_hide) return refill(parts.hide);
-  const box = element("input", { type: "checkbox", id: "hide-sink", onchange: () => store.set({ hide: box.checked }) });
-  box.checked = state.hide;
-  const token = quoted(tokensOf(shownOf(state), layer).columns[sink.key]);
-  return refill(parts.hide, element("label", { class: "check", title: `The weight of ${token} is set to 0, and what is left of each row is divided by its sum.` },
-    box, ` Hide the sink: ${token}, key ${sink.key}, which takes ${percent(sink.share)}`));
 }

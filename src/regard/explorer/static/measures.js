@@ -2,7 +2,10 @@
 
 /** Name in the table: title and a sentence. Others keep their names. */
 export const MEASURES = {
-  entropy_share: ["Spread", "entropy as a share of the most there could be: 1 looks at everything alike, 0 at one token"],
+  entropy_share: [
+    "Spread",
+    "entropy as a share of the most there could be: 1 looks at everything alike, 0 at one token",
+  ],
   entropy: ["Entropy", "of the weights of a query, in nats, as a mean over the queries"],
   confidence: ["Largest weight", "the mean of the largest weights"],
   distance: ["Distance", "how far away the weight is, in tokens"],

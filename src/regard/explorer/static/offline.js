@@ -11,8 +11,16 @@ export async function fromTiles(held, name, params) {
     if (!whole) return null;
     matrices.push(whole);
   }
-  if (name === "row") return answer("mean", matrices.map((each) => meanOfRows(each, params.queries)));
-  if (name === "column") return answer("sum", matrices.map((each) => sumOfColumns(each, params.keys)));
+  if (name === "row")
+    return answer(
+      "mean",
+      matrices.map((each) => meanOfRows(each, params.queries)),
+    );
+  if (name === "column")
+    return answer(
+      "sum",
+      matrices.map((each) => sumOfColumns(each, params.keys)),
+    );
   return lines(matrices, params);
 }
 
@@ -69,6 +77,8 @@ function lines(matrices, { heads, from, to, mass }) {
       }
     }
   });
-  const arrays = Object.fromEntries(Object.entries(found).map(([name, list]) => [name, { data: list, shape: [list.length] }]));
+  const arrays = Object.fromEntries(
+    Object.entries(found).map(([name, list]) => [name, { data: list, shape: [list.length] }]),
+  );
   return { values: {}, arrays };
 }

@@ -1,12 +1,10 @@
 // All heads as small maps: by layer or by a measure, of one kind or all. A click opens a head.
 
-import { css, ramp } from "./colour.js";
+import { ramp } from "./colour.js";
 import { button, choice, element, refill, select } from "./element.js";
-import { number } from "./format.js";
-import { chip, kindsOf } from "./headbar.js";
+import { card, labelCard, paintCard } from "./headcard.js";
 import { MEASURES, measureTitle, measuresIn } from "./measures.js";
 import { run } from "./running.js";
-import { scaleOf } from "./scale.js";
 import { shownOf } from "./subject.js";
 import { themeOf } from "./theme.js";
 
@@ -16,9 +14,16 @@ export function overviewView(context) {
   const controls = element("div", { class: "bar" });
   const grid = element("div", { class: "heads" });
   const legend = element("p", { class: "hint" });
-  const node = element("section", { class: "view overview", "aria-label": "Overview" }, lead(context), controls, grid, legend);
+  const node = element(
+    "section",
+    { class: "view overview", "aria-label": "Overview" },
+    lead(context),
+    controls,
+    grid,
+    legend,
+  );
   const cards = new Map();
-  const parts = { controls, grid, legend, cards, table: null };
+  const parts = { controls, grid, legend, cards, table: null, rows: null };
   const begin = () => {
     cards.clear();
     parts.table = null;
@@ -39,12 +44,27 @@ export function overviewView(context) {
 function lead(context) {
   const { world } = context.store.get();
   const tries = context.source.kind === "server" ? (world.examples ?? []) : [];
-  const node = element("div", { class: "lead" }, element("p", {},
-    "Each square is one head: a row for every token that looks, a column for every token that it may look at; the stronger the colour, the larger the weight. ",
-    element("strong", {}, "Open one to follow it down to single numbers.")));
+  const node = element(
+    "div",
+    { class: "lead" },
+    element(
+      "p",
+      {},
+      "Each square is one head: a row for every token that looks, a column for every token that it may look at; the stronger the colour, the larger the weight. ",
+      element("strong", {}, "Open one to follow it down to single numbers."),
+    ),
+  );
   if (tries.length) {
-    node.append(element("p", { class: "tries" }, "Try ", tries.map(({ title, text, model }) =>
-      button(title, () => run(context, text, model).catch(context.fail), { class: "link", title: text }))));
+    node.append(
+      element(
+        "p",
+        { class: "tries" },
+        "Try ",
+        tries.map(({ title, text, model }) =>
+          button(title, () => run(context, text, model).catch(context.fail), { class: "link", title: text }),
+        ),
+      ),
+    );
   }
   return node;
 }
@@ -56,27 +76,17 @@ function makeCards({ store }, { cards }) {
   }
 }
 
-function card(store, layer, head) {
-  const canvas = element("canvas", { width: 1, height: 1, "aria-hidden": "true" });
-  const value = element("span", { class: "value" });
-  const kinds = element("span", { class: "kinds" });
-  const open = () => store.set({ layer: layer.number, head, view: "map", heads: null, hover: null });
-  const node = element("button", { type: "button", class: "card", "data-layer": layer.number, "data-head": head, title: layer.path, onclick: open },
-    element("span", { class: "picture" }, canvas),
-    element("span", { class: "caption" }, element("span", { class: "where" }, `${layer.number}.${head}`), value), kinds);
-  node.setAttribute("aria-label", `Layer ${layer.number}, head ${head}`);
-  return { node, canvas, value, kinds, layer, head, picture: null };
-}
-
 /** Asks for small maps layer by layer, and for the table of measures. */
 async function load(context, parts) {
   const { shown, epoch } = context.store.get();
   const isOld = () => context.store.get().epoch !== epoch || context.store.get().view !== "overview";
   const table = context.headsOf(shown, epoch);
+  table.catch(() => {}); // it is told below, after the small maps
   for (const layer of shownOf(context.store.get()).layers) {
     try {
       const { values, arrays } = await context.once("thumbnails", { shown, layer: layer.number, size: SIZE });
       if (isOld()) return;
+      parts.rows = values.rows ?? null;
       (values.heads ?? layer.heads).forEach((head, n) => {
         const found = parts.cards.get(`${layer.number} ${head}`);
         if (found) found.picture = { arrays, n };
@@ -98,24 +108,8 @@ function repaint({ store }, { cards }, only = null) {
   const state = store.get();
   const colours = ramp("ink", themeOf(state));
   for (const { canvas, picture, layer } of cards.values()) {
-    if (picture && (only === null || layer.number === only)) paint(canvas, picture, state.pool, colours);
+    if (picture && (only === null || layer.number === only)) paintCard(canvas, picture, state.pool, colours);
   }
-}
-
-/** A small map; the root of a share is shown, so that faint weights are seen. */
-function paint(canvas, { arrays, n }, pool, colours) {
-  const [, rows, columns] = arrays[pool].shape;
-  const values = arrays[pool].data.subarray(n * rows * columns, (n + 1) * rows * columns);
-  const share = scaleOf("linear", values.reduce((top, w) => Math.max(top, w), 0));
-  canvas.width = columns;
-  canvas.height = rows;
-  const image = new ImageData(columns, rows);
-  values.forEach((w, at) => {
-    if (w === 0) return;
-    const from = 3 * Math.round(255 * Math.sqrt(share(w)));
-    image.data.set([colours[from], colours[from + 1], colours[from + 2], 255], 4 * at);
-  });
-  canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
 /** Puts the cards in order, with their numbers and kinds. */
@@ -127,59 +121,125 @@ function arrange(context, parts) {
   const numbers = [...rows.values()].map((row) => row[state.measure]).filter((x) => x !== null && x !== undefined);
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
   const colours = ramp("ink", themeOf(state));
-  const list = [...parts.cards.entries()].map(([name, each]) => ({ each, value: rows.get(name)?.[state.measure] ?? null }));
-  for (const { each, value } of list) label(each, value, (value - low) / (high - low || 1), colours, parts.table, state.measure);
-  const wanted = state.kind && parts.table ? list.filter(({ each }) => (parts.table.found[state.kind] ?? []).some(([l, h]) => l === each.layer.number && h === each.head)) : list;
+  const list = [...parts.cards.entries()].map(([name, each]) => ({
+    each,
+    value: rows.get(name)?.[state.measure] ?? null,
+  }));
+  for (const { each, value } of list)
+    labelCard(each, value, (value - low) / (high - low || 1), colours, parts.table, state.measure);
+  const wanted =
+    state.kind && parts.table
+      ? list.filter(({ each }) =>
+          (parts.table.found[state.kind] ?? []).some(([l, h]) => l === each.layer.number && h === each.head),
+        )
+      : list;
   place(parts, state, wanted);
   const words = MEASURES[state.measure]?.[1] ?? "";
-  refill(parts.legend, parts.table ? `${measureTitle(state.measure)}: ${words}.` : "Every head is being measured …");
-}
-
-function label(each, value, share, colours, table, measure) {
-  each.value.textContent = value === null ? "" : short(value);
-  each.value.style.setProperty("--share", value === null ? "transparent" : css(colours, 0.08 + 0.92 * share));
-  const kinds = table ? kindsOf(table, each.layer.number, each.head) : [];
-  const all = kinds.map(([kind, score]) => `${kind}, ${Math.round(100 * score)} %: ${table.kinds[kind]}`).join("\n");
-  refill(each.kinds, kinds.length ? chip(kinds[0][0], all) : null, kinds.length > 1 ? `+${kinds.length - 1}` : null);
-  const said = kinds.map(([kind]) => kind).join(", ");
-  each.node.setAttribute("aria-label", `Layer ${each.layer.number}, head ${each.head}${said ? `, ${said}` : ""}${value === null ? "" : `, ${measureTitle(measure)} ${number(value, 2)}`}`);
-}
-
-function short(value) {
-  return Math.abs(value) < 100 ? value.toFixed(2).replace("-", "−") : number(value, 0);
+  const drawn = parts.rows ? ` A cell of these small maps is made from ${parts.rows} of its rows.` : "";
+  refill(
+    parts.legend,
+    parts.table ? `${measureTitle(state.measure)}: ${words}.` : "Every head is being measured …",
+    drawn,
+  );
 }
 
 function place({ grid }, state, list) {
   const byPlace = state.order === "place";
   const sign = state.order === "smallest" ? 1 : -1;
-  const sorted = byPlace ? list : list.slice().sort((a, b) => sign * ((a.value ?? -sign * Infinity) - (b.value ?? -sign * Infinity)));
+  const sorted = byPlace
+    ? list
+    : list.slice().sort((a, b) => sign * ((a.value ?? -sign * Infinity) - (b.value ?? -sign * Infinity)));
   if (!byPlace || state.kind) {
     grid.className = "heads ranked";
-    refill(grid, sorted.length ? sorted.map(({ each }) => each.node) : element("p", { class: "empty" }, "No head of this text is of that kind."));
+    refill(
+      grid,
+      sorted.length
+        ? sorted.map(({ each }) => each.node)
+        : element("p", { class: "empty" }, "No head of this text is of that kind."),
+    );
     return;
   }
   grid.className = "heads";
   const layers = [...new Set(sorted.map(({ each }) => each.layer))];
   const { texts } = shownOf(state);
-  refill(grid, layers.map((layer) => element("div", { class: "layer" },
-    element("h2", { title: layer.path }, `Layer ${layer.number}`, texts.length > 1 ? element("small", {}, about(texts, layer)) : null),
-    element("div", { class: "row" }, sorted.filter(({ each }) => each.layer === layer).map(({ each }) => each.node)))));
+  refill(
+    grid,
+    layers.map((layer) =>
+      element(
+        "div",
+        { class: "layer" },
+        element(
+          "h2",
+          { title: layer.path },
+          `Layer ${layer.number}`,
+          texts.length > 1 ? element("small", {}, about(texts, layer)) : null,
+        ),
+        element(
+          "div",
+          { class: "row" },
+          sorted.filter(({ each }) => each.layer === layer).map(({ each }) => each.node),
+        ),
+      ),
+    ),
+  );
 }
 
 function about(texts, layer) {
-  return layer.query_text === layer.key_text ? texts[layer.query_text].name : `${texts[layer.query_text].name} → ${texts[layer.key_text].name}`;
+  return layer.query_text === layer.key_text
+    ? texts[layer.query_text].name
+    : `${texts[layer.query_text].name} → ${texts[layer.key_text].name}`;
 }
 
 function drawControls({ store }, { controls, table }) {
   const state = store.get();
   const measures = table ? measuresIn(table.columns) : [state.measure];
   const kinds = table ? Object.entries(table.found).filter(([, list]) => list.length) : [];
-  refill(controls,
-    element("label", { class: "field" }, "Measure ", select("Measure", measures.map((name) => [name, measureTitle(name)]), state.measure, (measure) => store.set({ measure }))),
-    choice("Order", [["place", "By layer"], ["largest", "Largest first"], ["smallest", "Smallest first"]], state.order, (order) => store.set({ order })),
-    choice("Cells", [["mean", "Mean", "each square of a small map is the mean of its weights"], ["max", "Max", "the largest of its weights"]], state.pool, (pool) => store.set({ pool })),
+  refill(
+    controls,
+    element(
+      "label",
+      { class: "field" },
+      "Measure ",
+      select(
+        "Measure",
+        measures.map((name) => [name, measureTitle(name)]),
+        state.measure,
+        (measure) => store.set({ measure }),
+      ),
+    ),
+    choice(
+      "Order",
+      [
+        ["place", "By layer"],
+        ["largest", "Largest first"],
+        ["smallest", "Smallest first"],
+      ],
+      state.order,
+      (order) => store.set({ order }),
+    ),
+    choice(
+      "Cells",
+      [
+        ["mean", "Mean", "each square of a small map is the mean of its weights"],
+        ["max", "Max", "the largest of its weights"],
+      ],
+      state.pool,
+      (pool) => store.set({ pool }),
+    ),
     element("div", { class: "grow" }),
-    kinds.length ? element("div", { class: "filter", role: "group", "aria-label": "Kinds of heads" },
-      [["", null], ...kinds].map(([kind, list]) => button(kind ? `${kind} ${list.length}` : "all", () => store.set({ kind }),
-        { class: "chip", "aria-pressed": String(state.kind === kind), title: kind ? table.kinds[kind] : "All heads", "data-kind": kind }))) : null);
+    kinds.length
+      ? element(
+          "div",
+          { class: "filter", role: "group", "aria-label": "Kinds of heads" },
+          [["", null], ...kinds].map(([kind, list]) =>
+            button(kind ? `${kind} ${list.length}` : "all", () => store.set({ kind }), {
+              class: "chip",
+              "aria-pressed": String(state.kind === kind),
+              title: kind ? table.kinds[kind] : "All heads",
+              "data-kind": kind,
+            }),
+          ),
+        )
+      : null,
+  );
 }

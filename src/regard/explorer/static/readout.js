@@ -3,7 +3,8 @@
 import { button, element, refill } from "./element.js";
 import { label, number, quoted } from "./format.js";
 
-const HINT = "Point at a cell to read its weight; click to keep it. Turn the wheel or pinch to zoom, drag to move; the arrow keys, + − and 0 do the same.";
+const HINT =
+  "Point at a cell to read its weight; click to keep it. Turn the wheel or pinch to zoom, drag to move; the arrow keys, + − and 0 do the same.";
 
 /**
  * @typedef {Object} Reading
@@ -46,11 +47,19 @@ function sentence(reading) {
 function figures(reading) {
   const { row, column, place, value, what } = parts(reading);
   return [
-    element("div", { class: "pair" },
+    element(
+      "div",
+      { class: "pair" },
       element("span", { class: "of-query" }, label(row), element("sub", {}, place)),
       element("span", { class: "arrow" }, "looks at"),
-      element("span", { class: "of-key" }, label(column), element("sub", {}, reading.cell.key))),
-    element("div", { class: "figure" }, element("output", { class: "weight" }, value), element("span", { class: "what" }, what)),
+      element("span", { class: "of-key" }, label(column), element("sub", {}, reading.cell.key)),
+    ),
+    element(
+      "div",
+      { class: "figure" },
+      element("output", { class: "weight" }, value),
+      element("span", { class: "what" }, what),
+    ),
     reading.open ? button("Show the arithmetic", reading.open, { class: "primary wide" }) : null,
   ];
 }

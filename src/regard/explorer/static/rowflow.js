@@ -39,7 +39,10 @@ export function rowFlow(context) {
       timer = setTimeout(() => update(context, parts), PATIENCE);
     }
   });
-  context.end(() => { clearTimeout(timer); flow.leave(); });
+  context.end(() => {
+    clearTimeout(timer);
+    flow.leave();
+  });
   fill();
   return { node: element("div", { class: "beside" }, title, flow.node, parts.top) };
 }
@@ -64,7 +67,13 @@ async function update(context, parts) {
     const about = { shown: state.shown, layer: layer.number, head: state.head };
     const levels = (await context.once("levels", about)).values;
     const hide = hiding(state, layer, levels) ? { hide: [levels.sink.key] } : {};
-    const { arrays } = await context.ask("row", { shown: state.shown, layer: layer.number, heads: [state.head], queries: [query], ...hide });
+    const { arrays } = await context.ask("row", {
+      shown: state.shown,
+      layer: layer.number,
+      heads: [state.head],
+      queries: [query],
+      ...hide,
+    });
     if (parts.asked !== asked) return undefined;
     parts.weights = { query, values: arrays.mean.data };
     const now = context.store.get();
@@ -97,7 +106,13 @@ function colour(state, { flow, title, top: list, weights }) {
     refill(list, topOf(known, tokensOf(shownOf(state), layer).columns));
   }
   if (!isAny) return refill(title, "The text");
-  return refill(title, "Where ", element("b", { class: "of-query" }, `token ${layer.first + query}`), " looks", known && key !== null && key !== undefined ? `: ${number(known[key])} on token ${key}` : "");
+  return refill(
+    title,
+    "Where ",
+    element("b", { class: "of-query" }, `token ${layer.first + query}`),
+    " looks",
+    known && key !== null && key !== undefined ? `: ${number(known[key])} on token ${key}` : "",
+  );
 }
 
 function shade(share) {

@@ -6,7 +6,12 @@ import { layerOf, shownOf, tokensOf } from "./subject.js";
 
 /** @param {(query: number, key: number) => void} go */
 export function searchBox(context, go) {
-  const input = element("input", { type: "search", placeholder: "Find a token", "aria-label": "Find a token; Enter goes to the next one", class: "search" });
+  const input = element("input", {
+    type: "search",
+    placeholder: "Find a token",
+    "aria-label": "Find a token; Enter goes to the next one",
+    class: "search",
+  });
   const told = element("span", { class: "told" });
   let last = { text: "", at: -1 };
   const next = (by) => {

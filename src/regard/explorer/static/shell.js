@@ -1,6 +1,6 @@
 // What stays around every view: the name, the sentence, the list of views, and where errors and numbers are told.
 
-import { button, drawn, element, refill, select } from "./element.js";
+import { button, drawn, element, refill } from "./element.js";
 import { exportMenu } from "./exporting.js";
 import { count } from "./format.js";
 import { run } from "./running.js";
@@ -14,7 +14,9 @@ export function shell(context) {
   const main = element("main", { class: "main", tabindex: -1 });
   const live = element("div", { class: "sr-only", role: "status", "aria-live": "polite" });
   const alert = element("div", { class: "alert", role: "alert", hidden: true });
-  context.say = (text) => { live.textContent = text; };
+  context.say = (text) => {
+    live.textContent = text;
+  };
   context.fail = (error) => complain(alert, error);
   const node = element("div", { class: "page" }, header(context), tabs(context), alert, main, live);
   return { node, main };
@@ -22,12 +24,26 @@ export function shell(context) {
 
 function complain(alert, error) {
   if (error?.name === "AbortError") return;
-  refill(alert, element("span", {}, error?.message ?? String(error)), button("Close", () => { alert.hidden = true; }, { class: "quiet" }));
+  refill(
+    alert,
+    element("span", {}, error?.message ?? String(error)),
+    button(
+      "Close",
+      () => {
+        alert.hidden = true;
+      },
+      { class: "quiet" },
+    ),
+  );
   alert.hidden = false;
 }
 
 function header(context) {
-  const top = element("header", { class: "top" }, element("a", { class: "name", href: "#", onclick: (e) => home(e, context) }, mark(), "regard"));
+  const top = element(
+    "header",
+    { class: "top" },
+    element("a", { class: "name", href: "#", onclick: (e) => home(e, context) }, mark(), "regard"),
+  );
   if (context.source.kind === "server") top.append(sentence(context));
   else top.append(title(context));
   top.append(element("div", { class: "tools" }, exportMenu(context), themeSwitch(context)));
@@ -41,15 +57,41 @@ function home(event, { store }) {
 
 /** A small matrix that is being looked at. */
 function mark() {
-  const cells = [[0, 0, 1], [0, 1, 2], [1, 1, 0.45], [0, 2, 0.45], [1, 2, 1], [2, 2, 0.25]];
-  return drawn("svg", { viewBox: "0 0 16 16", class: "mark", "aria-hidden": "true" }, cells.map(([x, y, share]) =>
-    drawn("rect", { x: 1 + 5 * x, y: 1 + 5 * y, width: 4, height: 4, rx: 1, class: share === 2 ? "of-key" : "of-query", opacity: Math.min(1, share) })));
+  const cells = [
+    [0, 0, 1],
+    [0, 1, 2],
+    [1, 1, 0.45],
+    [0, 2, 0.45],
+    [1, 2, 1],
+    [2, 2, 0.25],
+  ];
+  return drawn(
+    "svg",
+    { viewBox: "0 0 16 16", class: "mark", "aria-hidden": "true" },
+    cells.map(([x, y, share]) =>
+      drawn("rect", {
+        x: 1 + 5 * x,
+        y: 1 + 5 * y,
+        width: 4,
+        height: 4,
+        rx: 1,
+        class: share === 2 ? "of-key" : "of-query",
+        opacity: Math.min(1, share),
+      }),
+    ),
+  );
 }
 
 /** The form in which a sentence is typed. */
 function sentence(context) {
   const { store } = context;
-  const text = element("textarea", { rows: 1, "aria-label": "Text for the model to read", placeholder: "Type a sentence, and see what each token looks at", spellcheck: "false", id: "sentence" });
+  const text = element("textarea", {
+    rows: 1,
+    "aria-label": "Text for the model to read",
+    placeholder: "Type a sentence, and see what each token looks at",
+    spellcheck: "false",
+    id: "sentence",
+  });
   const model = element("select", { "aria-label": "Model" });
   const go = element("button", { type: "submit", class: "primary" }, "Look");
   const status = element("span", { class: "status", role: "status" });
@@ -72,9 +114,13 @@ function sentence(context) {
     if (event.key === "Enter" && !event.shiftKey) submit(event);
   });
   context.status = (words, share) => {
-    status.textContent = words ? `${words}${share === null || share === undefined ? " …" : `, ${Math.round(100 * share)} %`}` : "";
+    status.textContent = words
+      ? `${words}${share === null || share === undefined ? " …" : `, ${Math.round(100 * share)} %`}`
+      : "";
   };
-  store.listen((state, changed) => { if (changed.has("world") || changed.has("shown")) fill(state, text, model); });
+  store.listen((state, changed) => {
+    if (changed.has("world") || changed.has("shown")) fill(state, text, model);
+  });
   return form;
 }
 
@@ -82,7 +128,10 @@ const LONGEST = 20_000; // letters that are put into the form
 
 function fill(state, text, model) {
   const chosen = shownOf(state)?.model || model.value;
-  refill(model, state.world.models.map(({ name, title: words }) => element("option", { value: name, title: words }, name)));
+  refill(
+    model,
+    state.world.models.map(({ name, title: words }) => element("option", { value: name, title: words }, name)),
+  );
   if (chosen) model.value = chosen;
   const typed = shownOf(state)?.text;
   if (typed && document.activeElement !== text) text.value = typed.slice(0, LONGEST);
@@ -90,7 +139,9 @@ function fill(state, text, model) {
 
 function title({ store }) {
   const node = element("div", { class: "grow title" });
-  store.listen((state) => { node.textContent = shownOf(state)?.title ?? ""; });
+  store.listen((state) => {
+    node.textContent = shownOf(state)?.title ?? "";
+  });
   return node;
 }
 
@@ -100,19 +151,39 @@ function themeSwitch({ store }) {
     const words = `Colours: ${THEMES[store.get().theme]}`;
     node.setAttribute("aria-label", words);
     node.title = words;
-    refill(node, drawn("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" },
-      drawn("circle", { cx: 8, cy: 8, r: 6, fill: "none", stroke: "currentColor", "stroke-width": 1.4 }),
-      drawn("path", { d: store.get().theme === "light" ? "" : "M8 2a6 6 0 0 1 0 12z", fill: "currentColor" }),
-      store.get().theme === "dark" ? drawn("circle", { cx: 8, cy: 8, r: 6, fill: "currentColor" }) : null));
+    refill(
+      node,
+      drawn(
+        "svg",
+        { viewBox: "0 0 16 16", "aria-hidden": "true" },
+        drawn("circle", { cx: 8, cy: 8, r: 6, fill: "none", stroke: "currentColor", "stroke-width": 1.4 }),
+        drawn("path", { d: store.get().theme === "light" ? "" : "M8 2a6 6 0 0 1 0 12z", fill: "currentColor" }),
+        store.get().theme === "dark" ? drawn("circle", { cx: 8, cy: 8, r: 6, fill: "currentColor" }) : null,
+      ),
+    );
   };
-  store.listen((_, changed) => { if (changed.has("theme")) draw(); });
+  store.listen((_, changed) => {
+    if (changed.has("theme")) draw();
+  });
   draw();
   return node;
 }
 
 function tabs({ store }) {
   const links = VIEWS.map(({ name, title: words }) =>
-    element("a", { href: `#view=${name}`, "data-view": name, onclick: (event) => { event.preventDefault(); store.set({ view: name }); } }, words));
+    element(
+      "a",
+      {
+        href: `#view=${name}`,
+        "data-view": name,
+        onclick: (event) => {
+          event.preventDefault();
+          store.set({ view: name });
+        },
+      },
+      words,
+    ),
+  );
   const about = element("span", { class: "about" });
   const draw = () => {
     const state = store.get();
@@ -123,7 +194,9 @@ function tabs({ store }) {
     links.find((link) => link.dataset.view === state.view)?.scrollIntoView?.({ block: "nearest", inline: "nearest" });
     about.textContent = summary(shownOf(state));
   };
-  store.listen((_, changed) => { if (["view", "world", "shown"].some((name) => changed.has(name))) draw(); });
+  store.listen((_, changed) => {
+    if (["view", "world", "shown"].some((name) => changed.has(name))) draw();
+  });
   draw();
   return element("nav", { class: "tabs", "aria-label": "Views" }, element("div", { class: "links" }, links), about);
 }

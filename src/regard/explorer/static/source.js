@@ -39,11 +39,12 @@ export function widgetSource(model) {
     if (message.error) asked.reject(new Error(message.error));
     else asked.resolve(unpack(copied(buffers[0])));
   });
-  const ask = (name, params) => new Promise((resolve, reject) => {
-    last += 1;
-    waiting.set(last, { resolve, reject });
-    model.send({ id: last, name, params });
-  });
+  const ask = (name, params) =>
+    new Promise((resolve, reject) => {
+      last += 1;
+      waiting.set(last, { resolve, reject });
+      model.send({ id: last, name, params });
+    });
   return { kind: "widget", ask };
 }
 
@@ -71,13 +72,14 @@ export function fileSource(answers) {
 
 /** A question as a text that is the same wherever it is made: names sorted, no spaces, nothing that is null. */
 function question(name, params) {
-  const { progress, ...rest } = params;
-  return name + sorted(rest);
+  return name + sorted({ ...params, progress: null });
 }
 
 function sorted(value) {
   if (Array.isArray(value)) return `[${value.map(sorted).join(",")}]`;
   if (value === null || typeof value !== "object") return JSON.stringify(value);
-  const names = Object.keys(value).filter((name) => value[name] !== null && value[name] !== undefined).sort();
+  const names = Object.keys(value)
+    .filter((name) => value[name] !== null && value[name] !== undefined)
+    .sort();
   return `{${names.map((name) => `${JSON.stringify(name)}:${sorted(value[name])}`).join(",")}}`;
 }

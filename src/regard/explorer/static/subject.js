@@ -53,7 +53,15 @@ export function subjectOf(state, levels, id = state.shown) {
     name: "tile",
     params: { ...about, level, row, column },
   });
-  return { name, question, queries: levels.queries, keys: levels.keys, levels: levels.levels, rowTokens: tokens.rows, columnTokens: tokens.columns };
+  return {
+    name,
+    question,
+    queries: levels.queries,
+    keys: levels.keys,
+    levels: levels.levels,
+    rowTokens: tokens.rows,
+    columnTokens: tokens.columns,
+  };
 }
 
 /** Whether the sink is hidden: if that was asked for and there is one. */

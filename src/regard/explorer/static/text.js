@@ -10,18 +10,39 @@ const PATIENCE = 40; // milliseconds that the cursor must rest
 
 export function textView(context) {
   const { store } = context;
-  const parts = { panes: element("div", { class: "panes" }), side: element("aside", { class: "side" }), flows: {}, hovered: null, found: null, asked: "" };
-  const words = choice("Units", [["tokens", "Tokens"], ["words", "Words"]], store.get().words ? "words" : "tokens", (name) => store.set({ words: name === "words" }));
+  const parts = {
+    panes: element("div", { class: "panes" }),
+    side: element("aside", { class: "side" }),
+    flows: {},
+    hovered: null,
+    found: null,
+    asked: "",
+  };
+  const words = choice(
+    "Units",
+    [
+      ["tokens", "Tokens"],
+      ["words", "Words"],
+    ],
+    store.get().words ? "words" : "tokens",
+    (name) => store.set({ words: name === "words" }),
+  );
   context.listen((_, changed) => {
     const has = (...names) => names.some((name) => changed.has(name));
     if (has("world", "shown", "layer", "words")) build(context, parts);
     else if (has("head", "locked", "side")) update(context, parts);
   });
-  context.end(() => { clearTimeout(parts.timer); Object.values(parts.flows).forEach((flow) => flow.leave()); });
+  context.end(() => {
+    clearTimeout(parts.timer);
+    Object.values(parts.flows).forEach((flow) => flow.leave());
+  });
   build(context, parts);
-  return element("section", { class: "view text-view", "aria-label": "Text" },
+  return element(
+    "section",
+    { class: "view text-view", "aria-label": "Text" },
     headBar(context, words),
-    element("div", { class: "split" }, parts.panes, parts.side));
+    element("div", { class: "split" }, parts.panes, parts.side),
+  );
 }
 
 /** One text, or two where queries and keys have different ones. */
@@ -45,7 +66,10 @@ function build(context, parts) {
   };
   parts.flows = {};
   const panes = tokens.crosses
-    ? [made("query", `${texts[layer.query_text].name}: looks`, tokens.rows, tokens.rowWords), made("key", `${texts[layer.key_text].name}: is looked at`, tokens.columns, tokens.columnWords)]
+    ? [
+        made("query", `${texts[layer.query_text].name}: looks`, tokens.rows, tokens.rowWords),
+        made("key", `${texts[layer.key_text].name}: is looked at`, tokens.columns, tokens.columnWords),
+      ]
     : [made("query", "The text", tokens.columns, tokens.columnWords)];
   refill(parts.panes, panes);
   parts.hovered = null;
@@ -105,7 +129,11 @@ async function update(context, parts) {
 async function lookUp({ ask }, state, layer, { side, tokens }) {
   const about = { shown: state.shown, layer: layer.number, heads: [state.head] };
   const crosses = layer.query_text !== layer.key_text;
-  const queries = crosses ? (side === "query" ? tokens : []) : tokens.map((t) => t - layer.first).filter((q) => q >= 0 && q < layer.queries);
+  const queries = crosses
+    ? side === "query"
+      ? tokens
+      : []
+    : tokens.map((t) => t - layer.first).filter((q) => q >= 0 && q < layer.queries);
   const keys = crosses ? (side === "key" ? tokens : []) : tokens.filter((t) => t < layer.keys);
   const [row, column] = await Promise.all([
     queries.length ? ask("row", { ...about, queries }) : null,

@@ -25,7 +25,11 @@ export class TextFlow {
     this.high = 34; // pixels a line
     this.spans = new Map();
     this.inner = element("div", { class: "flow-inner" });
-    this.node = element("div", { class: "flow", tabindex: 0, role: "listbox", "aria-label": does.label, "aria-multiselectable": "true" }, this.inner);
+    this.node = element(
+      "div",
+      { class: "flow", tabindex: 0, role: "listbox", "aria-label": does.label, "aria-multiselectable": "true" },
+      this.inner,
+    );
     this.node.addEventListener("scroll", () => this.render());
     this.watch = new ResizeObserver(() => this.layout());
     this.watch.observe(this.node);
@@ -89,7 +93,10 @@ export class TextFlow {
 
   render() {
     const first = Math.max(0, Math.floor(this.node.scrollTop / this.high) - AROUND);
-    const last = Math.min(this.lines.length, Math.ceil((this.node.scrollTop + this.node.clientHeight) / this.high) + AROUND);
+    const last = Math.min(
+      this.lines.length,
+      Math.ceil((this.node.scrollTop + this.node.clientHeight) / this.high) + AROUND,
+    );
     for (const row of [...this.inner.children]) {
       const n = Number(row.dataset.line);
       if (n >= first && n < last) continue;
@@ -107,7 +114,11 @@ export class TextFlow {
       const item = this.items[place];
       const isWrapped = place === this.lines[n].first && place > 0 && !this.items[place - 1].text.includes("\n");
       const text = visible(item.text);
-      const span = element("span", { class: "token", role: "option", "data-item": place, "data-token": item.first }, isWrapped ? text.replace(/^ (?=.)/, "") : text);
+      const span = element(
+        "span",
+        { class: "token", role: "option", "data-item": place, "data-token": item.first },
+        isWrapped ? text.replace(/^ (?=.)/, "") : text,
+      );
       this.spans.set(place, span);
       this.dress(place, span);
       row.append(span);
@@ -141,7 +152,9 @@ export class TextFlow {
         if (reached !== began) this.between(began, reached);
       } else this.does.point(this.items[here]);
     });
-    this.node.addEventListener("pointerleave", () => { if (began === NO_TOKEN) this.does.point(null); });
+    this.node.addEventListener("pointerleave", () => {
+      if (began === NO_TOKEN) this.does.point(null);
+    });
     this.node.addEventListener("pointerdown", (event) => {
       began = place(event);
       reached = began;
@@ -149,7 +162,8 @@ export class TextFlow {
       this.node.focus({ preventScroll: true });
     });
     this.node.addEventListener("pointerup", (event) => {
-      if (began !== NO_TOKEN && began === reached && place(event) === began) this.does.pick(this.items[began], event.shiftKey);
+      if (began !== NO_TOKEN && began === reached && place(event) === began)
+        this.does.pick(this.items[began], event.shiftKey);
       if (began === NO_TOKEN) this.does.clear();
       began = NO_TOKEN;
     });
@@ -167,7 +181,8 @@ export class TextFlow {
       this.cursor = Math.max(0, Math.min(this.items.length - 1, this.cursor + step));
       this.reveal(this.items[this.cursor].first);
       this.does.point(this.items[this.cursor]);
-    } else if (event.key === "Enter" && this.cursor !== NO_TOKEN) this.does.pick(this.items[this.cursor], event.shiftKey);
+    } else if (event.key === "Enter" && this.cursor !== NO_TOKEN)
+      this.does.pick(this.items[this.cursor], event.shiftKey);
     else if (event.key === "Escape") this.does.clear();
     else return;
     event.preventDefault();

@@ -10,13 +10,23 @@ export function themeOf(state) {
 
 /** Puts the theme on an element, now and whenever it changes. */
 export function keepTheme(root, store) {
-  const put = () => { root.dataset.theme = themeOf(store.get()); };
+  const put = () => {
+    root.dataset.theme = themeOf(store.get());
+  };
   const query = window.matchMedia("(prefers-color-scheme: dark)");
-  const changed = () => { put(); store.set({ dusk: query.matches }); };
+  const changed = () => {
+    put();
+    store.set({ dusk: query.matches });
+  };
   query.addEventListener("change", changed);
-  const end = store.listen((_, names) => { if (names.has("theme")) put(); });
+  const end = store.listen((_, names) => {
+    if (names.has("theme")) put();
+  });
   put();
-  return () => { query.removeEventListener("change", changed); end(); };
+  return () => {
+    query.removeEventListener("change", changed);
+    end();
+  };
 }
 
 export function nextTheme(theme) {

@@ -16,7 +16,9 @@ function shade(cell, x, top, colour) {
 }
 
 function largest(values) {
-  return values.flat(3).reduce((top, x) => (typeof x === "number" && Number.isFinite(x) ? Math.max(top, Math.abs(x)) : top), 0);
+  return values
+    .flat(3)
+    .reduce((top, x) => (typeof x === "number" && Number.isFinite(x) ? Math.max(top, Math.abs(x)) : top), 0);
 }
 
 /**
@@ -28,16 +30,39 @@ export function vectors(rows, across = 16, digits = 2) {
   const node = element("div", { class: "vectors" });
   for (let from = 0; from < length; from += across) {
     const places = Array.from({ length: Math.min(across, length - from) }, (_, n) => from + n);
-    node.append(element("table", { class: "vector" },
-      element("thead", {}, element("tr", {}, element("th", {}), places.map((c) => element("th", { scope: "col" }, c)))),
-      element("tbody", {}, rows.map(({ name, values, colour }) => {
-        const top = largest(values);
-        return element("tr", { class: `of-${colour}` }, element("th", { scope: "row" }, name), places.map((c) => {
-          const cell = element("td", { title: String(values[c]) }, number(values[c], digits));
-          shade(cell, values[c], top, colour);
-          return cell;
-        }));
-      }))));
+    node.append(
+      element(
+        "table",
+        { class: "vector" },
+        element(
+          "thead",
+          {},
+          element(
+            "tr",
+            {},
+            element("th", {}),
+            places.map((c) => element("th", { scope: "col" }, c)),
+          ),
+        ),
+        element(
+          "tbody",
+          {},
+          rows.map(({ name, values, colour }) => {
+            const top = largest(values);
+            return element(
+              "tr",
+              { class: `of-${colour}` },
+              element("th", { scope: "row" }, name),
+              places.map((c) => {
+                const cell = element("td", { title: String(values[c]) }, number(values[c], digits));
+                shade(cell, values[c], top, colour);
+                return cell;
+              }),
+            );
+          }),
+        ),
+      ),
+    );
   }
   return node;
 }
@@ -50,11 +75,40 @@ export function matrix(values, { rows = [], columns = [], colour = "query", digi
   const numbers = values.map((row) => row.map(said));
   const top = largest(numbers);
   const hasNames = rows.length > 0;
-  return element("table", { class: "matrix" },
-    columns.length ? element("thead", {}, element("tr", {}, hasNames ? element("th", {}) : null, columns.map((name) => element("th", { scope: "col" }, name)))) : null,
-    element("tbody", {}, numbers.map((row, i) => element("tr", {}, hasNames ? element("th", { scope: "row" }, rows[i] ?? "") : null, row.map((x) => {
-      const cell = element("td", { title: String(x), class: typeof x === "boolean" ? (x ? "yes" : "no") : null }, typeof x === "boolean" ? (x ? "✓" : "✕") : number(x, digits));
-      shade(cell, x, top, colour);
-      return cell;
-    })))));
+  return element(
+    "table",
+    { class: "matrix" },
+    columns.length
+      ? element(
+          "thead",
+          {},
+          element(
+            "tr",
+            {},
+            hasNames ? element("th", {}) : null,
+            columns.map((name) => element("th", { scope: "col" }, name)),
+          ),
+        )
+      : null,
+    element(
+      "tbody",
+      {},
+      numbers.map((row, i) =>
+        element(
+          "tr",
+          {},
+          hasNames ? element("th", { scope: "row" }, rows[i] ?? "") : null,
+          row.map((x) => {
+            const cell = element(
+              "td",
+              { title: String(x), class: typeof x === "boolean" ? (x ? "yes" : "no") : null },
+              typeof x === "boolean" ? (x ? "✓" : "✕") : number(x, digits),
+            );
+            shade(cell, x, top, colour);
+            return cell;
+          }),
+        ),
+      ),
+    ),
+  );
 }
