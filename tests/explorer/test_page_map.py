@@ -172,6 +172,10 @@ def test_a_token_is_found_and_gone_to(page: Any) -> None:
     assert page.locator(".readout .of-query").text_content() == "boats26"
     assert frame(page).unit >= 11  # tokens can be read at the sides
     assert near(page.locator(".readout output").text_content(), float(weights(LONG)[26, 26]))
+    page.get_by_label("Find a token").fill(".")  # a token that begins with what is looked for
+    page.get_by_label("Find a token").press("Enter")
+    settled(page)
+    assert page.locator(".readout .of-query").text_content() == ".11"
 
 
 def test_a_hidden_sink_is_said_and_the_rest_is_renormalised(site: Site) -> None:
@@ -228,6 +232,9 @@ def brightness(page: Any, query: int, key: int) -> float:
     )
 
 
+GROUND = 0.3 * 0xF1 + 0.59 * 0xEF + 0.11 * 0xE9  # how bright the paper is where nothing is drawn
+
+
 def test_a_coarser_tile_is_shown_until_the_finer_one_arrives(site: Site) -> None:
     page = site.page(VIEW)
     settled(page)
@@ -240,6 +247,7 @@ def test_a_coarser_tile_is_shown_until_the_finer_one_arrives(site: Site) -> None
     assert frame(page).level < 2
     assert page.locator(".readout .what").text_content().startswith("max of")
     assert waiting
+    assert abs(brightness(page, 715, 515) - GROUND) > 2  # something is painted there
     for route in waiting:
         route.continue_()
     page.unroute("**/ask/tile")

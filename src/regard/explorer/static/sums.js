@@ -116,13 +116,12 @@ function taken(cell, names, across) {
           { name: `${number(cell.weight, 3)} × v`, values: cell.taken, colour: "ink" },
         ],
         across,
-        3,
       ),
     ],
     [
       "Do so for every key, and add",
       "oᵢ = Σⱼ aᵢⱼ vⱼ",
-      vectors([{ name: "output", values: cell.output, colour: "value" }], across, 3),
+      vectors([{ name: "output", values: cell.output, colour: "value" }], across),
     ],
   ];
 }
