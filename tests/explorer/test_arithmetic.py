@@ -74,6 +74,8 @@ def test_every_number_follows_from_those_before_it(name: str) -> None:
         assert found["lse"] == pytest.approx(found["maximum"] + math.log(found["total"]))
         assert found["lse"] == pytest.approx(float(tape[0].lse[0, about["head"], about["query"]]), abs=1e-5)
         assert found["row_sum"] == pytest.approx(1.0)
+        most = float(tape[0].weights[0, about["head"], about["query"]].max())
+        assert math.exp(found["maximum"] - found["lse"]) == pytest.approx(most, abs=1e-5)  # the largest score's weight
 
 
 @pytest.mark.parametrize("name", ASKED)
