@@ -139,15 +139,22 @@ class _RowSum(Measure):
 
     of: Callable[[WeightTile], Tensor]
     over_mass: bool = False
+    wanted: Wanted = Running.wanted
 
     def begin(self, spec: Spec, inputs: Inputs) -> Running:
-        return _RunningRows(spec, inputs, self.of, self.over_mass)
+        return _RunningRows(spec, inputs, self.of, self.over_mass, self.wanted)
 
 
 class _RunningRows(Running):
-    def __init__(self, spec: Spec, inputs: Inputs, of: Callable[[WeightTile], Tensor], over_mass: bool) -> None:
-        self.of, self.exact = of, spec.precision
-        self.wanted = Wanted(pairs=of is not WeightTile.entropy or over_mass, entropy=of is WeightTile.entropy)
+    def __init__(
+        self,
+        spec: Spec,
+        inputs: Inputs,
+        of: Callable[[WeightTile], Tensor],
+        over_mass: bool = False,
+        wanted: Wanted = Running.wanted,
+    ) -> None:
+        self.of, self.exact, self.wanted = of, spec.precision, wanted
         self.total = _zeros(spec, inputs, spec.n_q)
         self.mass = _zeros(spec, inputs, spec.n_q) if over_mass else None
 
@@ -168,7 +175,7 @@ def _distances(tile: WeightTile) -> Tensor:
     return (tile.weights * (p - j).abs()).sum(-1)
 
 
-entropy: Measure = _RowSum("entropy", WeightTile.entropy)
+entropy: Measure = _RowSum("entropy", WeightTile.entropy, wanted=Wanted(pairs=False, entropy=True))
 """-sum a log a of each row, in nats: 0 if one key has all the weight, log n if all have the same."""
 
 distance: Measure = _RowSum("distance", _distances, over_mass=True)
@@ -323,7 +330,7 @@ class _Mass(Measure):
         def inside(tile: WeightTile) -> Tensor:
             return (tile.weights * Evaluation(tensors, tile.positions).condition(self.mask.term)).sum(-1)
 
-        return _RunningRows(spec, inputs, inside, over_mass=False)
+        return _RunningRows(spec, inputs, inside)
 
 
 def mass(mask: Any) -> Measure:
