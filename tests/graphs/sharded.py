@@ -77,3 +77,6 @@ def main(rank: int, port: str, kind: str, path: str) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), *sys.argv[2:])
+    # The mesh keeps the group's threads alive, and one that frees a tensor while Python is being taken down ends the
+    # process with SIGABRT (pytorch 179291). What is tested is written by now, so no teardown: straight out.
+    os._exit(0)
