@@ -1,4 +1,4 @@
-"""Pictures of masks, of attention weights, of heads and of comparisons: arrays in, a matplotlib figure out.
+"""Pictures of masks, of attention weights, of heads, of comparisons and of curves: arrays in, a matplotlib figure out.
 
 Nothing is measured here: a map of a long sequence is drawn from what `measure.pool` found. matplotlib is asked for
 when something is drawn, and comes with `pip install 'regard[draw]'`; `svg_weights`, `svg_lines` and `text_weights` need
@@ -10,6 +10,7 @@ nothing.
 'key'
 """
 
+from regard.draw.charts import Image, Motion, Panel, Series, charts
 from regard.draw.comparison import comparison
 from regard.draw.growth import growth
 from regard.draw.heads import heads, multiples
@@ -19,6 +20,11 @@ from regard.draw.masks import mask
 from regard.draw.plain import svg_lines, svg_weights, text_weights
 
 __all__ = [
+    "Image",
+    "Motion",
+    "Panel",
+    "Series",
+    "charts",
     "comparison",
     "growth",
     "heads",

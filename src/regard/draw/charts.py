@@ -1,0 +1,147 @@
+"""Charts as data, and charts as pictures: what is in a panel is said once, for matplotlib, a page or a terminal.
+
+>>> line = Series("twice", [1, 2, 3], [2, 4, 6])
+>>> charts([Panel("Doubling", "x", "2x", [line])]).axes[0].get_title()
+'Doubling'
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from regard.draw.figure import SEQUENTIAL, check, paper
+from regard.errors import SpecError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Told apart by people who see red and green alike, and by their lightness in print (Okabe and Ito).
+COLOURS = ("#0b4a78", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f", "#000000")
+SIGNED = "RdBu_r"
+WIDTH, HEIGHT, MOST_BESIDE = 3.6, 2.6, 3  # inches of a panel, and panels in a row
+
+Style = Literal["line", "dashed", "points"]
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One curve: what was found is drawn as points, what was predicted as a line, what is wrong dashed."""
+
+    label: str
+    x: Any
+    y: Any
+    style: Style = "line"
+
+    def __post_init__(self) -> None:
+        x, y = (np.asarray(values, dtype=float) for values in (self.x, self.y))
+        if x.ndim != 1 or x.shape != y.shape:
+            raise SpecError(f"x and y of {self.label!r} must be lists of one length; got {x.shape} and {y.shape}.")
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y)
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Curves over one pair of axes; `across` and `up` name them."""
+
+    title: str
+    across: str
+    up: str
+    series: Sequence[Series]
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """A matrix as colours: from white where it is least, or around 0 if it has both signs and is `signed`."""
+
+    title: str
+    across: str
+    up: str
+    values: Any
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.values, dtype=float)
+        if values.ndim != 2:
+            raise SpecError(f"the image {self.title!r} must be a matrix; got shape {values.shape}.")
+        object.__setattr__(self, "values", values)
+
+
+@dataclass(frozen=True, eq=False)
+class Motion:
+    """Points that move: `points` is (moments, points, 2 or 3), `times` says when; `groups` colours them."""
+
+    title: str
+    times: Any
+    points: Any
+    groups: Any = field(default=None)
+
+    def __post_init__(self) -> None:
+        times, points = np.asarray(self.times, dtype=float), np.asarray(self.points, dtype=float)
+        if points.ndim != 3 or points.shape[-1] not in (2, 3) or times.shape != points.shape[:1]:
+            raise SpecError(
+                f"points must be (moments, points, 2 or 3), with a time for each moment; "
+                f"got {points.shape} and {times.shape}."
+            )
+        groups = np.zeros(points.shape[1], dtype=int) if self.groups is None else np.asarray(self.groups, dtype=int)
+        for name, value in (("times", times), ("points", points), ("groups", groups)):
+            object.__setattr__(self, name, value)
+
+
+def charts(panels: Sequence[Panel | Image], title: str = "") -> "Figure":
+    """All panels in one figure, three beside each other."""
+    check()
+    if not panels:
+        raise SpecError("charts must be of at least one panel; got none.")
+    beside = min(len(panels), MOST_BESIDE)
+    figure, rows = paper(-(-len(panels) // beside), beside, WIDTH, HEIGHT)
+    places = [axes for row in rows for axes in row]
+    for axes, panel in zip(places, panels, strict=False):
+        (_image if isinstance(panel, Image) else _curves)(axes, panel)  # type: ignore[arg-type]  # told apart here
+    for axes in places[len(panels) :]:
+        axes.set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _curves(axes: "Axes", panel: Panel) -> None:
+    looks: dict[Style, dict[str, Any]] = {
+        "line": dict(linestyle="-", linewidth=1.6),
+        "dashed": dict(linestyle="--", linewidth=1.3),
+        "points": dict(linestyle="", marker="o", markersize=4),
+    }
+    for series, colour in zip(panel.series, _colours(len(panel.series)), strict=True):
+        axes.plot(series.x, series.y, label=series.label, color=colour, **looks[series.style])
+    axes.set_xscale("log" if panel.log_x else "linear")
+    axes.set_yscale("log" if panel.log_y else "linear")
+    _words(axes, panel)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if any(series.label for series in panel.series):
+        axes.legend(fontsize=7, frameon=False)
+
+
+def _image(axes: "Axes", image: Image) -> None:
+    most = float(np.abs(image.values).max(initial=0.0)) or 1.0
+    colours: dict[str, Any] = dict(cmap=SIGNED, vmin=-most, vmax=most) if image.signed else dict(cmap=SEQUENTIAL)
+    shown = axes.imshow(image.values, aspect="auto", interpolation="nearest", **colours)
+    axes.figure.colorbar(shown, ax=axes, shrink=0.9).ax.tick_params(labelsize=7)
+    _words(axes, image)
+
+
+def _words(axes: "Axes", panel: Panel | Image) -> None:
+    axes.set_title(panel.title, fontsize=9, parse_math=False)
+    axes.set_xlabel(panel.across, fontsize=8)
+    axes.set_ylabel(panel.up, fontsize=8)
+    axes.tick_params(labelsize=7)
+
+
+def _colours(count: int) -> list[str]:
+    return [COLOURS[n % len(COLOURS)] for n in range(count)]
