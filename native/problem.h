@@ -55,9 +55,12 @@ struct Problem {
   double* d_u;
   // backward: one a head where weights are powers, (s - level)^power, and the level stands in place of the lse; or null
   const float* powers;
+  // where a part of a larger call stands in it, as dropout counts: this is added to its heads, and its queries and keys
+  // are `first_` + `step_` times their number
+  int64_t first_head = 0, first_query = 0, step_query = 1, first_key = 0, step_key = 1;
 };
 
-static_assert(sizeof(Problem) == 8 * 44, "every field has eight bytes, so that a caller can pack it");
+static_assert(sizeof(Problem) == 8 * 49, "every field has eight bytes, so that a caller can pack it");
 
 // A part of the matrix of weights: some queries and keys of some batch elements and heads, each from `first` to below
 // `last`. The first query begins a panel.

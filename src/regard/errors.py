@@ -27,3 +27,7 @@ class MissingError(RegardError, ImportError):
 
 class LoadError(RegardError, ValueError):
     """A file of weights cannot be read, or does not fit the model it is meant for."""
+
+
+class RankError(RegardError, RuntimeError):
+    """Ranks that should answer together do not agree, or one of them does not answer."""

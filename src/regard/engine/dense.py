@@ -111,7 +111,7 @@ def dense(spec: Spec, inputs: Inputs, rows: range, precision: torch.dtype) -> tu
         if isinstance(normaliser, Thresholded):
             seen = seen & (weights != 0.0)  # what lies below the level is hidden
     if spec.dropout:
-        gone = dropped(inputs.seed, spec.dropout, positions)
+        gone = dropped(inputs.seed, spec.dropout, positions, inputs.origin)
         weights = torch.where(gone, 0.0, weights / (1.0 - spec.dropout))
     return _weighted(weights, v, seen), statistic
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.spec.evaluate import Positions
+from regard.spec.spec import ORIGIN, Origin
 
 _WORD = 0xFFFFFFFF
 
@@ -30,9 +31,11 @@ def _mix(x: Tensor) -> Tensor:
     return x
 
 
-def dropped(seed: int, dropout: float, positions: Positions) -> Tensor:
-    """Which pairs are dropped: booleans of the positions' shape."""
+def dropped(seed: int, dropout: float, positions: Positions, origin: Origin = ORIGIN) -> Tensor:
+    """Which pairs are dropped: booleans of the positions' shape. A part of a larger call says where it begins there."""
     b, h, i, j = (torch.as_tensor(positions[name]) for name in "bhij")
+    if origin is not ORIGIN:
+        h, i, j = h + origin.head, origin.i + origin.i_step * i, origin.j + origin.j_step * j
     low = torch.tensor(seed & _WORD, device=j.device)
     row = _mix((_mix(low) + ((seed >> 32) & _WORD)).bitwise_and_(_WORD))
     for index in (b, h, i):

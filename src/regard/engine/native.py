@@ -380,6 +380,7 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("output", "lse")),
         ("d_output", Rows),
         *((name, ctypes.c_int64) for name in ("d_lse", "d_q", "d_k", "d_v", "u", "d_u", "powers")),
+        *((name, ctypes.c_int64) for name in ("first_head", "first_query", "step_query", "first_key", "step_key")),
     )
 
 
@@ -401,6 +402,7 @@ def _problem(
     rows = (Rows.of(x) for x in tensors)
     numbers = (torch.get_num_threads(), spec.scale, KINDS.index(kind))
     problem = Problem(*shape, *numbers, *rows, *runs, program, seed, dropped, factor)
+    problem.first_head, problem.first_query, problem.step_query, problem.first_key, problem.step_key = inputs.origin
     u = None
     if spec.score == "additive":
         u = inputs.parameters[0].detach().float().expand(spec.heads, spec.width).contiguous()

@@ -31,7 +31,8 @@ def relative_output(
         found = block(spec, inputs, positions, q, k, all_finite(q, k))
         weights = matrix.weights(found.scores, None if statistic is None else statistic[:, :, at].unsqueeze(-1))
         if spec.dropout:
-            weights = weights.masked_fill(dropped(inputs.seed, spec.dropout, positions), 0.0) / (1.0 - spec.dropout)
+            gone = dropped(inputs.seed, spec.dropout, positions, inputs.origin)
+            weights = weights.masked_fill(gone, 0.0) / (1.0 - spec.dropout)
         p, j = (torch.as_tensor(positions[name]) for name in "pj")
         if places is not None:
             p, j = places[0][at].view(1, 1, -1, 1), places[1].view(1, 1, 1, -1)

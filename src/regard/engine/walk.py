@@ -172,7 +172,8 @@ class Walk:
     def drop(self, strip: Strip, j: range, *weights: Tensor) -> None:
         """Leave out, in place, what dropout leaves out."""
         if self.spec.dropout:
-            gone = dropped(self.inputs.seed, self.spec.dropout, self.positions_of(strip, j))
+            positions = self.positions_of(strip, j)
+            gone = dropped(self.inputs.seed, self.spec.dropout, positions, self.inputs.origin)
             for x in weights:
                 self.per_head(x, strip).masked_fill_(gone, 0.0).mul_(1.0 / (1.0 - self.spec.dropout))
 

@@ -41,15 +41,20 @@ def read(
     dropout: float = 0.0,
     seed: int | None = None,
     start: Any = None,
+    whole: tuple[int, int] | None = None,
 ) -> Question:
-    """The question a call asks, or an error that says what is wrong with it; nothing is computed."""
+    """The question a call asks, or an error that says what is wrong with it; nothing is computed.
+
+    `whole` is the number of queries and keys of which q, k and v hold a part: that is what the question is about then.
+    """
     is_numpy = isinstance(q, np.ndarray)
     q, k, v = (_as_tensor(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     q, k, v = _one_dtype(q, k, v)
     q4, k4, v4, leading = _four_dimensional(q, k, v)
     score, mask = _aligned(score, q, leading), _aligned(mask, q, leading)
     ask = _asked_again if _is_light(score, mask, weigh, start) else _asked
-    lengths, widths = (*q4.shape[:3], k4.shape[2]), (q4.shape[-1], k4.shape[-1], v4.shape[-1])
+    n_q, n_k = (q4.shape[2], k4.shape[2]) if whole is None else whole
+    lengths, widths = (*q4.shape[:2], n_q, n_k), (q4.shape[-1], k4.shape[-1], v4.shape[-1])
     asked = ask(lengths, k4.shape[1], widths, q4.dtype, q4.device, score, mask, weigh, dropout, start)
     v4, relative_values = _valued(value, v, v4, leading)
     spec = asked.spec if v4.shape[-1] == widths[2] else replace(asked.spec, value_width=v4.shape[-1])

@@ -200,6 +200,7 @@ class Metric(Score):
 
     sigma: Number = 1.0
     m: Tensor | None = None
+    centre: Tensor | None = None  # where to measure from, if not amid the queries
     precision: ClassVar[torch.dtype] = torch.float64
 
     def by_head(self) -> dict[str, Tensor]:
@@ -213,7 +214,7 @@ class Metric(Score):
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
         q, k = q.double(), k.double()
         # distances do not change when both move; near the queries the squares are small
-        centre = _centre(q, k.shape[1])
+        centre = centre_of(q, k.shape[1]) if self.centre is None else self.centre
         k = k - centre
         q = q - _repeat_heads(centre, q.shape[1])
         if self.m is None:
@@ -432,7 +433,7 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] in (1, heads) else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def _centre(q: Tensor, key_heads: int) -> Tensor:
+def centre_of(q: Tensor, key_heads: int) -> Tensor:
     """A point amid the queries of each group, (batch, key heads, 1, width).
 
     Of the queries, since a key may be hidden and must then change nothing. The median, since one wild query must not

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,22 @@ class Spec:
         return self.heads // self.key_heads if self.key_heads else 1
 
 
+class Origin(NamedTuple):
+    """Where a call stands in a larger one, as dropout counts.
+
+    Head h, query i and key j of the call are head h + `head`, query `i` + `i_step`·i and key `j` + `j_step`·j there.
+    """
+
+    head: int = 0
+    i: int = 0
+    i_step: int = 1
+    j: int = 0
+    j_step: int = 1
+
+
+ORIGIN = Origin()
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """The tensors of one call: q (batch, heads, n_q, width), k and v with key heads, and what the terms capture."""
@@ -66,6 +82,7 @@ class Inputs:
     function: TileFunction | None
     start: Start
     seed: int
+    origin: Origin = ORIGIN
 
     def every(self) -> list[Tensor]:
         """All tensors in one list: q, k, v, what the terms capture, the score's parameters."""
@@ -75,8 +92,7 @@ class Inputs:
         """The same call on other tensors, counted as in `every`."""
         q, k, v, *rest = every
         captured = len(self.tensors)
-        tensors, parameters = tuple(rest[:captured]), tuple(rest[captured:])
-        return Inputs(q, k, v, tensors, parameters, self.function, self.start, self.seed)
+        return replace(self, q=q, k=k, v=v, tensors=tuple(rest[:captured]), parameters=tuple(rest[captured:]))
 
     def detached(self) -> "Inputs":
         return self.holding([x.detach() for x in self.every()])

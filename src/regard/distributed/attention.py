@@ -1,0 +1,74 @@
+"""Attention over ranks: the same call, the same question, the same numbers; each rank holds a part of the sequence."""
+
+from typing import Any
+
+import torch
+
+from regard.distributed.agree import agree
+from regard.distributed.gather import gather
+from regard.distributed.layout import LAYOUTS, check
+from regard.distributed.metric import centred
+from regard.distributed.peers import Peers
+from regard.distributed.ring import ring
+from regard.distributed.share import Share
+from regard.distributed.ulysses import ulysses
+from regard.errors import RegardError, SpecError
+from regard.spec.read import read
+from regard.spec.spec import Question
+
+METHODS = {"ring": ring, "ulysses": ulysses, "gather": gather}
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Any = None,
+    mask: Any = None,
+    weigh: Any = None,
+    value: Any = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    start: Any = None,
+    engine: str | None = None,
+    group: Any = None,
+    method: str = "ring",
+    layout: str = "contiguous",
+) -> Any:
+    """`regard.attention` of a sequence that ranks hold parts of: q, k, v are this rank's rows, and so is the result.
+
+    Masks, rules, `start` and what they look up speak of the whole sequence, so every rank gives the same. Gradients of
+    q, k and v are those of the sum of what all ranks make of their results; those of tensors that every rank has
+    (slopes, biases, a sink) are this rank's part, to be summed over ranks like the gradients of any parameter.
+
+    group: the ranks, None for all, or a device mesh of one dimension. method: "ring" (keys come by; softmax, sinks,
+    sigmoid, relu), "ulysses" (ranks trade tokens for heads; everything, where there are enough heads) or "gather" (all
+    keys on every rank; every weighing of rows). layout: who holds what, see `regard.distributed.layout`.
+    """
+    peers = Peers.of(group)
+    for name, given, known in (("method", method, METHODS), ("layout", layout, LAYOUTS)):
+        if given not in known:
+            raise SpecError(f"{name} must be one of {', '.join(known)}; got {given!r}.")
+    drawn = seed if seed is not None else int(torch.randint(2**62, ())) if dropout else 0
+    own = [int(q.shape[-2]), int(k.shape[-2]), drawn % 2**63]
+    every = peers.every(own)
+    seed = every[0][2] if seed is None else seed  # one pattern for all: that of the first rank
+    lengths = [n for n, _, _ in every], [n for _, n, _ in every]
+    asked: Question | RegardError
+    try:
+        for rows, name in zip(lengths, ("q", "k"), strict=True):
+            check(rows, layout, name)
+        whole = sum(lengths[0]), sum(lengths[1])
+        options = dict(score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
+        asked = read(q, k, v, whole=whole, **options)
+    except RegardError as refused:
+        asked = refused
+    agree(peers, asked, {"method": method, "layout": layout, "engine": engine, "gradients": _needed(q, k, v)})
+    assert isinstance(asked, Question)
+    share = Share(centred(asked, peers), peers, layout, engine)
+    return asked.shaped(METHODS[method](share))
+
+
+def _needed(*tensors: Any) -> list[bool]:
+    return [torch.is_grad_enabled() and bool(getattr(x, "requires_grad", False)) for x in tensors]

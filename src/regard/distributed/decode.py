@@ -1,0 +1,119 @@
+"""Decoding over ranks: every rank has the queries, and a part of the keys and values that came before.
+
+Each answers for its keys; (output, lse) of all ranks are merged by two reductions, whose cost grows with the logarithm
+of the number of ranks and not with the number of keys.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regard.distributed.agree import agree
+from regard.distributed.layout import LAYOUTS, check
+from regard.distributed.metric import centred
+from regard.distributed.peers import Peers
+from regard.distributed.ring import refuse
+from regard.distributed.share import HALVES, Share, merged, slices
+from regard.errors import RegardError, SpecError
+from regard.spec.place import Places
+from regard.spec.precision import without_autocast
+from regard.spec.read import read
+from regard.spec.spec import Question
+
+
+def decode(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Any = None,
+    mask: Any = None,
+    weigh: Any = None,
+    value: Any = None,
+    start: Any = None,
+    engine: str | None = None,
+    group: Any = None,
+    layout: str = "contiguous",
+) -> Any:
+    """Attention of the same queries on every rank over keys and values of which each rank holds a part.
+
+    The result is the same on every rank. `start` is None for queries at the end of all keys; a rank may hold any number
+    of keys where the layout is contiguous, as a cache that grows on one rank does. No gradients: this is for writing.
+    """
+    peers = Peers.of(group)
+    if layout not in LAYOUTS:
+        raise SpecError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}.")
+    with torch.no_grad():
+        lengths = [n for (n,) in peers.every([int(k.shape[-2])])]
+        asked: Question | RegardError
+        try:
+            if layout != "contiguous":
+                check(lengths, layout, "k")
+            whole = int(q.shape[-2]), sum(lengths)
+            asked = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, start=start, whole=whole)
+        except RegardError as refused:
+            asked = refused
+        agree(peers, asked, {"layout": layout, "engine": engine, "queries": tuple(q.shape)})
+        assert isinstance(asked, Question)
+        share = Share(centred(asked, peers), peers, layout, engine)
+        refuse(share)
+        return asked.shaped(_together(share, _held(lengths, share)))
+
+
+def _held(lengths: list[int], share: Share) -> tuple[Places, ...]:
+    """Where this rank's keys stand."""
+    rank = share.peers.rank
+    return (Places(sum(lengths[:rank]), lengths[rank]),) if share.layout == "contiguous" else share.keys(rank)
+
+
+def _together(share: Share, held: tuple[Places, ...]) -> Tensor:
+    question = share.question
+    spec = question.spec
+    with without_autocast(question.q.device.type):
+        output, statistic = _own(share, held)
+        if statistic is None:
+            share.peers.summed(output)
+        else:
+            output, statistic = _merged(share.peers, output, statistic)
+        if question.weigh.factor is not None:
+            factor = question.weigh.factor(statistic, spec.n_k)
+            output = output * (factor.unsqueeze(-1) if isinstance(factor, Tensor) and factor.dim() else factor)
+    return output.to(spec.dtype)
+
+
+def _own(share: Share, held: tuple[Places, ...]) -> tuple[Tensor, Tensor | None]:
+    """What this rank's keys give."""
+    spec, inputs = share.question.spec, share.inputs()
+    rows = spec.batch, spec.heads, spec.n_q
+    exact = torch.float32 if spec.dtype in HALVES else inputs.v.dtype
+    output = inputs.q.new_zeros((*rows, spec.value_width), dtype=exact)
+    lse = inputs.q.new_full(rows, -torch.inf, dtype=spec.precision) if spec.normaliser.statistic else None
+    for keys, at in slices(held):
+        if not (keys.count and spec.n_q):
+            continue
+        here = replace(inputs, q=inputs.q, k=inputs.k[:, :, at], v=inputs.v[:, :, at])
+        if spec.dtype in HALVES:
+            here = replace(here, q=here.q.float(), k=here.k.float(), v=here.v.float())
+        plan, placed, engine = share.asked(here, Places(0, spec.n_q), keys, exact if spec.dtype in HALVES else None)
+        found, statistic = engine.forward(plan.spec, placed, plan.tiles)
+        if lse is None or statistic is None:
+            output = output + found
+        else:
+            output, lse = merged((output, lse), (found, statistic))
+    return output, lse
+
+
+def _merged(peers: Peers, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """(output, lse) over the keys of all ranks."""
+    top = peers.summed(lse.clone(), dist.ReduceOp.MAX)
+    level = torch.where(top == -torch.inf, 0.0, top)
+    weight = torch.exp(lse - level)
+    both = torch.cat([output.to(lse.dtype) * weight.unsqueeze(-1), weight.unsqueeze(-1)], dim=-1)
+    both = peers.summed(both.contiguous())
+    total = both[..., -1]
+    nothing = total == 0
+    output = both[..., :-1] / torch.where(nothing, 1.0, total).unsqueeze(-1)
+    return output, torch.where(nothing, -torch.inf, level + torch.where(nothing, 1.0, total).log())

@@ -1,0 +1,174 @@
+"""Scenes that ranks play: `scenes NAME FILE`, started with torchrun's environment; FILE.rank gets a line of JSON."""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import regard
+from regard import distributed, mask, score
+from regard.errors import RegardError
+
+
+def tensors(n: int, heads: int = 4, key_heads: int = 4, width: int = 8, dtype: torch.dtype = torch.float32) -> Any:
+    draw = torch.Generator().manual_seed(1)
+    shapes = (1, heads, n, width), (1, key_heads, n, width), (1, key_heads, n, width)
+    return [torch.randn(shape, generator=draw).to(dtype) for shape in shapes]
+
+
+def sent(method: str, layout: str, n: int, options: dict[str, Any], **sizes: int) -> dict[str, int]:
+    """Bytes that this rank sent, forward and backward."""
+    peers = distributed.Peers.of()
+    own = [distributed.shard(x, layout=layout).requires_grad_() for x in tensors(n, **sizes)]
+    output = distributed.attention(*own, **options, group=peers, method=method, layout=layout)
+    forward = peers.sent
+    output.sum().backward()
+    return {"forward": forward, "backward": peers.sent - forward}
+
+
+def traffic() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for method in ("ring", "gather", "ulysses"):
+        found[f"{method} full"] = sent(method, "contiguous", 24, {}, heads=8, key_heads=4)
+    found["ring causal"] = sent("ring", "contiguous", 24, {"mask": mask.causal()})
+    found["ring zigzag"] = sent("ring", "zigzag", 24, {"mask": mask.causal()})
+    found["ring window"] = sent("ring", "contiguous", 64, {"mask": mask.causal() & mask.window(8)})
+    found["ring documents"] = sent("ring", "contiguous", 64, {"mask": mask.documents(torch.arange(64) // 16)})
+    return found
+
+
+def refusals() -> dict[str, Any]:
+    """What each rank is told where ranks do not agree, or ask what cannot be split."""
+    rank = dist.get_rank()
+    q, k, v = (distributed.shard(x) for x in tensors(24))
+    uneven = q[:, :, : q.shape[2] - rank]
+    table = torch.zeros(24, 24)
+    calls: dict[str, Any] = {
+        "heads": lambda: distributed.attention(q[:, : 4 - rank], k[:, : 4 - rank], v[:, : 4 - rank]),
+        "mask": lambda: distributed.attention(q, k, v, mask=mask.window(4 + rank)),
+        "tensor": lambda: distributed.attention(q, k, v, score=score.bias(table + rank)),
+        "dtype": lambda: distributed.attention(*((q, k, v) if rank == 0 else (q.double(), k.double(), v.double()))),
+        "method": lambda: distributed.attention(q, k, v, method="ring" if rank == 0 else "gather"),
+        "lengths": lambda: distributed.attention(uneven, uneven, uneven),
+        "one is refused": lambda: distributed.attention(q, k, v, dropout=0.5 if rank == 0 else 1.5, seed=1),
+        "all are refused": lambda: distributed.attention(q, k, v, dropout=1.5, seed=1),
+        "entmax": lambda: distributed.attention(q, k, v, weigh=regard.weigh.entmax(1.5)),
+        "sinkhorn": lambda: distributed.attention(q, k, v, weigh=regard.weigh.sinkhorn(3), method="gather"),
+        "heads of ulysses": lambda: distributed.attention(q[:, :3], k[:, :3], v[:, :3], method="ulysses"),
+        "unknown method": lambda: distributed.attention(q, k, v, method="star"),
+        "unknown layout": lambda: distributed.attention(q, k, v, layout="spiral"),
+        "relative values": lambda: distributed.attention(q, k, v, value=score.shaw_values(torch.zeros(3, 8))),
+    }
+    return {name: _refused(call) for name, call in calls.items()}
+
+
+def _refused(call: Any) -> str:
+    try:
+        call()
+    except RegardError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def killed() -> dict[str, Any]:
+    """The last rank ends in the middle of a call."""
+    calls = []
+
+    def slow(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > 1 and dist.get_rank() == dist.get_world_size() - 1:
+            os._exit(9)
+        return q @ k.mT
+
+    q, k, v = (distributed.shard(x) for x in tensors(24))
+    begin = time.monotonic()
+    q = q.requires_grad_()
+    said = _refused(lambda: distributed.attention(q, k, v.requires_grad_(), score=score.custom(slow)).sum().backward())
+    return {"said": said, "took": _since(begin)}
+
+
+def late() -> dict[str, Any]:
+    """The last rank does not come to the call before the others' patience ends."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(8)
+        return {"said": "slept", "took": 8.0}
+    q, k, v = (distributed.shard(x) for x in tensors(24))
+    begin = time.monotonic()
+    return {"said": _refused(lambda: distributed.attention(q, k, v)), "took": _since(begin)}
+
+
+def _since(begin: float) -> float:
+    return time.monotonic() - begin
+
+
+def decoding() -> dict[str, Any]:
+    """How far decoding over a cache in parts is off from that of one process."""
+    found = {}
+    rank, count = dist.get_rank(), dist.get_world_size()
+    documents = mask.documents(torch.arange(29) // 7)
+    asked: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "window": {"mask": mask.causal() & mask.window(5)},
+        "alibi": {"score": score.alibi()},
+        "metric": {"score": score.metric(2.0)},
+        "sink": {"weigh": regard.weigh.sink(torch.tensor([0.5, 0.0, -1.0, 2.0], dtype=torch.float64))},
+        "sigmoid": {"weigh": regard.weigh.sigmoid(-3.0)},
+        "documents": {"mask": documents},
+        "blind": {"mask": lambda b, h, i, j: (j < 0) | (h > 1)},
+    }
+    q, k, v = tensors(29, dtype=torch.float64)
+    q = q[:, :, -2:]
+    for name, options in asked.items():
+        whole = regard.attention(q, k, v, **options)
+        for layout in ("contiguous", "zigzag", "striped"):
+            own = [distributed.shard(x, layout=layout) for x in (k, v)]
+            together = distributed.decode(q, *own, **options, layout=layout)
+            found[f"{name} {layout}"] = float((together - whole).abs().max())
+    first, last = (0 if rank == 0 else 20), (29 if rank == count - 1 else 20)  # those between have nothing
+    own = [x[:, :, first:last] for x in (k, v)]
+    found["uneven"] = float((distributed.decode(q, *own) - regard.attention(q, k, v)).abs().max())
+    return found
+
+
+def memory() -> dict[str, Any]:
+    """The most memory that a call and its backward pass took beyond its inputs, also in sizes of this rank's queries."""
+    n, width, heads = 16384, 64, 8
+    peers = distributed.Peers.of()
+    own = n // peers.count
+    found: dict[str, Any] = {}
+    for method in ("ring", "ulysses"):
+        q, k, v = (torch.randn(1, heads, own, width, requires_grad=True) for _ in range(3))
+        small = [x[:, :, : 64 // peers.count].detach().requires_grad_() for x in (q, k, v)]
+        distributed.attention(*small, method=method, mask=mask.causal()).sum().backward()  # what is loaded once
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _held("VmRSS")
+        distributed.attention(q, k, v, method=method, mask=mask.causal() & mask.window(512)).sum().backward()
+        found[method] = (_held("VmHWM") - before) / q.nbytes
+        found[f"{method} bytes"] = _held("VmHWM") - before
+        del q, k, v
+    return found
+
+
+def _held(name: str) -> int:
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])
+
+
+def main(name: str, path: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=4 if name == "late" else 30))
+    found = globals()[name]()
+    Path(f"{path}.{dist.get_rank()}").write_text(json.dumps({"what": name, **found}) + "\n", encoding="utf8")
+    if name not in ("killed", "late"):
+        dist.barrier()
+    os._exit(0)  # as in tests/graphs/sharded.py
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
