@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import regard
 from regard import distributed, mask, score
 from regard.errors import RegardError
+from regard.models.train import Training
+from regard.nn import beam, generate
+from tests.distributed.tiny import POSITIONS, VOCABULARY, Tiny, model, prompt
 
 
 def tensors(n: int, heads: int = 4, key_heads: int = 4, width: int = 8, dtype: torch.dtype = torch.float32) -> Any:
@@ -137,7 +142,7 @@ def decoding() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """The most memory that a call and its backward pass took beyond its inputs, also in sizes of this rank's queries."""
+    """The most memory that a call and its backward pass took beyond its inputs, in sizes of this rank's queries."""
     n, width, heads = 16384, 64, 8
     peers = distributed.Peers.of()
     own = n // peers.count
@@ -153,6 +158,59 @@ def memory() -> dict[str, Any]:
         found[f"{method} bytes"] = _held("VmHWM") - before
         del q, k, v
     return found
+
+
+def training() -> dict[str, Any]:
+    """The losses of fifty steps, and the parameters at the end."""
+    run = Training(Tiny(), spread=distributed.SequenceParallel)
+    while not run.is_over:
+        run.advance()
+    sums = [float(p.detach().abs().sum()) for p in run.model.parameters()]
+    return {"losses": [report.loss for report in run.curve], "right": run.curve[-1].accuracy, "sums": sums}
+
+
+def writing() -> dict[str, Any]:
+    """Tokens that ranks write together."""
+    found = {}
+    for kind in POSITIONS:
+        parallel = distributed.SequenceParallel(model(kind).eval())
+        for n in (11, 2):  # more tokens than ranks, and fewer
+            found[f"{kind} {n}"] = generate(parallel, prompt(n), most=8).tolist()
+        best = beam(parallel, prompt(6), most=4, width=3)
+        found[f"{kind} beam"] = best.tokens.tolist()
+    return found
+
+
+def mesh() -> dict[str, Any]:
+    """Gradients, summed over parts of texts and averaged over texts, with DDP and with FSDP on the other dimension."""
+    device = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("texts", "tokens"))
+    tokens = torch.randint(VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(5))
+    mine = tokens.chunk(2)[device.get_local_rank("texts")]
+    found = {}
+    for kind in ("ddp", "fsdp"):
+        whole = model()
+        if kind == "fsdp":
+            for layer in whole.decoder.layers:
+                fully_shard(layer, mesh=device["texts"])
+            fully_shard(whole, mesh=device["texts"])
+        parallel = distributed.SequenceParallel(whole, group=device["tokens"])
+        running: Any = parallel
+        if kind == "ddp":
+            running = nn.parallel.DistributedDataParallel(parallel, process_group=device.get_group("texts"))
+        logits = running(mine[:, :-1])
+        targets = parallel.own(mine[:, 1:])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        (loss / mine[:, 1:].numel()).backward()
+        parallel.sum_gradients()
+        every = {n: p.grad for n, p in whole.named_parameters()}
+        found[kind] = {n: _sum(g.full_tensor() if hasattr(g, "full_tensor") else g) for n, g in every.items()}
+    return found
+
+
+def _sum(gradient: torch.Tensor) -> float:
+    """A number that depends on every entry and on where it stands."""
+    weights = torch.linspace(1, 2, gradient.numel(), dtype=torch.float64)
+    return float((gradient.detach().double().flatten() * weights).sum())
 
 
 def _held(name: str) -> int:

@@ -104,7 +104,8 @@ def test_the_memory_of_a_rank_falls_as_the_ranks_grow():
     for ranks in (1, 2, 4):
         for found in played("memory", ranks):
             # In sizes of the rank's queries: output and three gradients, their gradients in the engine, and on a ring
-            # keys and values three times: those at work, those that come, and gradients that go home.
-            assert found["ring"] <= 14 and found["ulysses"] <= 14
+            # keys and values three times: those at work, those that come, and gradients that go home. Ulysses has q, k,
+            # v and the output twice, before and after they are handed over, and so their gradients.
+            assert found["ring"] <= 14 and found["ulysses"] <= 18
     most = {ranks: max(found["ring bytes"] for found in played("memory", ranks)) for ranks in (2, 4)}
     assert most[4] <= 0.6 * most[2]

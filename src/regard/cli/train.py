@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from regard.cli.app import refusing
+from regard.cli.ranks import among_ranks, join, leave, run_together
+from regard.distributed import Peers, SequenceParallel
 from regard.errors import SpecError
 from regard.models import tasks
 from regard.models.shipped import ship
-from regard.models.train import Report, Training, curve_json, shortened
+from regard.models.train import Report, Spreading, Training, curve_json, shortened
 
 
 def train(
@@ -24,29 +26,53 @@ def train(
     seed: Annotated[int | None, typer.Option(help="another one than the recipe's")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="begin anew, also where a checkpoint is")] = False,
     every: Annotated[int, typer.Option(help="steps from one checkpoint to the next")] = 200,
+    ranks: Annotated[
+        int, typer.Option(help="processes that share every text; under torchrun it is those that there are")
+    ] = 1,
 ) -> None:
     """Trains a model, or goes on where it was stopped. Ctrl-C saves and stops."""
     with refusing():
+        if ranks != 1 and not among_ranks():
+            run_together(ranks)
+        spread = _joined() if among_ranks() else None
         folder = Path("runs") / name if out is None else out
-        training = _begun(name, data, folder / "checkpoint.safetensors", steps, seed, fresh)
+        training = _begun(name, data, folder / "checkpoint.safetensors", steps, seed, fresh, spread)
         finished = _trained(training, folder, every)
     if not finished:
-        typer.echo(f"stopped and saved after {training.step} steps; the same command goes on", err=True)
+        if _is_first():
+            typer.echo(f"stopped and saved after {training.step} steps; the same command goes on", err=True)
+        if among_ranks():
+            leave(130)
         raise typer.Exit(130)
+    if among_ranks():
+        leave(0)
 
 
-def _begun(name: str, data: Path, path: Path, steps: int | None, seed: int | None, fresh: bool) -> Training:
+def _joined() -> Spreading:
+    join()
+    return SequenceParallel
+
+
+def _is_first() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return not among_ranks() or Peers.of().rank == 0
+
+
+def _begun(
+    name: str, data: Path, path: Path, steps: int | None, seed: int | None, fresh: bool, spread: Spreading | None
+) -> Training:
     chosen = tasks.task(name, data)
     recipe = shortened(chosen.recipe, steps, seed)
     if fresh or not path.exists():
-        return Training(chosen, recipe)
-    training = Training.resume(chosen, path)
+        return Training(chosen, recipe, spread=spread)
+    training = Training.resume(chosen, path, spread=spread)
     if training.recipe != recipe:
         raise SpecError(
             f"{path} was begun with {training.recipe.steps} steps and seed {training.recipe.seed}, and can only go on "
             f"with those; got {recipe.steps} and {recipe.seed}. Use --fresh to begin anew, or another --out."
         )
-    typer.echo(f"going on after step {training.step}")
+    if _is_first():
+        typer.echo(f"going on after step {training.step}")
     return training
 
 
@@ -56,20 +82,25 @@ def _trained(training: Training, folder: Path, every: int) -> bool:
     before = signal.signal(signal.SIGINT, lambda *_: stops.append(True))  # a step is finished, not broken off
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        with Progress(*columns, console=Console(stderr=True)) as progress:
+        with Progress(*columns, console=Console(stderr=True), disable=not _is_first()) as progress:
             bar = progress.add_task(training.task.name, total=training.recipe.steps, completed=training.step)
             recent: deque[Report] = deque(maxlen=50)
-            while not training.is_over and not stops:
+            while not training.is_over and not training.any_rank(bool(stops)):
                 recent.append(training.advance())
                 loss, right = (sum(getattr(r, what) for r in recent) / len(recent) for what in ("loss", "accuracy"))
                 progress.update(bar, advance=1, description=f"{training.task.name}  loss {loss:.3f}  right {right:.1%}")
-                if training.step % every == 0:
+                if training.step % every == 0 and _is_first():
                     training.save(folder / "checkpoint.safetensors")
     finally:
         signal.signal(signal.SIGINT, before)
-    training.save(folder / "checkpoint.safetensors")
+    if _is_first():
+        training.save(folder / "checkpoint.safetensors")
     if not training.is_over:
         return False
+    return _finished(training, folder) if _is_first() else True
+
+
+def _finished(training: Training, folder: Path) -> bool:
     results = training.test()
     ship(training, folder / "model.safetensors")
     (folder / "curve.json").write_text(curve_json(training, results), encoding="utf8")

@@ -223,7 +223,8 @@ class _Sums:
         return [self._at(n) for n in self._keys()]
 
     def room_for_keys(self) -> list[Tensor]:
-        return [torch.empty_like(self.tensors[n], dtype=_exact(self.tensors[n])) for n in self._keys()]
+        every = (self.tensors[n] for n in self._keys())
+        return [x.new_empty(x.shape, dtype=_exact(x)) for x in every]
 
     def gradients(self) -> list[Tensor | None]:
         every = enumerate(zip(self.tensors, self.needs, strict=True))
@@ -235,7 +236,7 @@ class _Sums:
     def _at(self, n: int) -> Tensor:
         if n not in self._found:
             x = self.tensors[n]
-            self._found[n] = torch.zeros_like(x, dtype=_exact(x))
+            self._found[n] = x.new_zeros(x.shape, dtype=_exact(x))
         return self._found[n]
 
 

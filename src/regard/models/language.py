@@ -52,13 +52,18 @@ class LanguageModel(nn.Module):
                     if isinstance(last, nn.Linear):
                         last.weight.mul_(1.0 / math.sqrt(2 * layers))
 
-    def forward(self, tokens: Tensor, *, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
-        """`mask` hides more than what comes later; with a `cache` tokens are the new ones alone."""
-        return self.logits(self.states(tokens, mask=mask, cache=cache))
+    def forward(
+        self, tokens: Tensor, *, mask: Any = None, at: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """`mask` hides more than what comes later; `at` says where tokens stand, if not one after another; with a
+        `cache` tokens are the new ones alone."""
+        return self.logits(self.states(tokens, mask=mask, at=at, cache=cache))
 
-    def states(self, tokens: Tensor, *, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
+    def states(
+        self, tokens: Tensor, *, mask: Any = None, at: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
         """The vectors (batch, n, width) from which logits are made."""
-        return self.decoder(self.embedding(tokens), mask=mask, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
+        return self.decoder(self.embedding(tokens), mask=mask, at=at, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
 
     def logits(self, states: Tensor) -> Tensor:
         return self.embedding.logits(states) if self.head is None else self.head(states)

@@ -9,9 +9,10 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from regard.errors import LoadError, SpecError
 from regard.models.store import fit, read, write
 
 SCHEDULES = ("cosine", "original", "constant")
+Spreading = Callable[[nn.Module], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,21 @@ class Task(Protocol):
         """How good it is on what it was not trained on, by name."""
 
 
+@runtime_checkable
+class Spread(Protocol):
+    """A model that several processes run together, each with a part of every text, as
+    `regard.distributed.SequenceParallel` is. What it gives, and what a task counts, is that of this process alone."""
+
+    def own(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This process's part of something that has an entry a token."""
+
+    def total(self, number: float) -> float:
+        """The sum of a number over all processes."""
+
+    def sum_gradients(self) -> None:
+        """Gives every process the sum of all gradients."""
+
+
 @dataclass(frozen=True)
 class Report:
     """A step that was taken."""
@@ -109,15 +126,17 @@ class Report:
 class Training:
     """A model on its way. `advance` takes a step; `save` and `resume` stop and go on exactly.
 
-    While it runs, nothing else may change the model.
+    While it runs, nothing else may change the model. With `spread` several processes train it together: it turns the
+    model into what each of them runs, a `Spread`.
     """
 
-    def __init__(self, task: Task, recipe: Recipe | None = None) -> None:
+    def __init__(self, task: Task, recipe: Recipe | None = None, *, spread: Spreading | None = None) -> None:
         self.task = task
         self.recipe = task.recipe if recipe is None else recipe
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.seed)
             self.model = task.model()
+        self._spread = None if spread is None else _divided(task, spread(self.model))
         self.step = 0
         self.curve: list[Report] = []
         self._optimizer = self._made_optimizer()
@@ -145,18 +164,29 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(number)
             draw = torch.Generator().manual_seed(number + 500_000_000_000)
-            outcome = self.task.outcome(self.model, self.step, draw, self.recipe.smoothing)
+            runs: Any = self._spread or self.model
+            outcome = self.task.outcome(runs, self.step, draw, self.recipe.smoothing)
+            if self._spread is not None:
+                outcome = _of_all(outcome, self._spread)
             self._optimizer.zero_grad()
             outcome.loss.backward()
+        if self._spread is not None:
+            self._spread.sum_gradients()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self._optimizer.step()
         loss = float(outcome.loss.detach())
+        if self._spread is not None:
+            loss = self._spread.total(loss)
         if not math.isfinite(loss):
             raise SpecError(f"the loss must stay a number; got {loss} at step {self.step}. Use a lower rate.")
         report = Report(self.step, loss, outcome.right / max(outcome.of, 1), rate, time.perf_counter() - begin)
         self.step += 1
         self.curve.append(report)
         return report
+
+    def any_rank(self, here: bool) -> bool:
+        """Whether something is so in one of the processes that train together: they stop as one."""
+        return here if self._spread is None else self._spread.total(float(here)) > 0
 
     def test(self) -> dict[str, float]:
         """What the task measures on what was held out."""
@@ -181,13 +211,16 @@ class Training:
         write(path, tensors, words)
 
     @classmethod
-    def resume(cls, task: Task, path: str | Path, recipe: Recipe | None = None) -> "Training":
+    def resume(
+        cls, task: Task, path: str | Path, recipe: Recipe | None = None, *, spread: Spreading | None = None
+    ) -> "Training":
         """A training that goes on where `save` left it; another recipe may say how many steps are left."""
         tensors, words = read(path)
         if words.get("task") != task.name:
             raise LoadError(f"{path} must be a checkpoint of {task.name!r}; got one of {words.get('task')!r}.")
         saved = words["recipe"]
-        made = cls(task, Recipe(**{**saved, "betas": tuple(saved["betas"])}) if recipe is None else recipe)
+        known = Recipe(**{**saved, "betas": tuple(saved["betas"])})
+        made = cls(task, known if recipe is None else recipe, spread=spread)
         fit(made.model, _part(tensors, "model."), path)
         made.step = words["step"]
         made.curve = [Report(*row) for row in words["curve"]]
@@ -200,6 +233,22 @@ class Training:
                     "exp_avg_sq": squares[name],
                 }
         return made
+
+
+def _divided(task: Task, model: nn.Module) -> Spread:
+    """The model that processes run together, for a task whose texts can be divided."""
+    if not getattr(task, "divides", False):
+        raise SpecError(
+            f"texts of {task.name!r} cannot be divided among processes; train it in one. Leave out --ranks."
+        )
+    assert isinstance(model, Spread)
+    return model
+
+
+def _of_all(outcome: Outcome, spread: Spread) -> Outcome:
+    """This process's part of the loss and of the counts of all: losses add up to the mean over all answers."""
+    of = spread.total(outcome.of)
+    return Outcome(outcome.loss * (outcome.of / max(of, 1.0)), round(spread.total(outcome.right)), round(of))
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -216,9 +265,10 @@ def shortened(recipe: Recipe, steps: int | None, seed: int | None) -> Recipe:
 def answers(logits: Tensor, target: Tensor, smoothing: float, ignore: int = -100) -> Outcome:
     """Cross-entropy of logits (..., classes) with the right classes (...), and how often the likeliest is right."""
     flat, right = logits.flatten(0, -2), target.flatten()
-    loss = nn.functional.cross_entropy(flat, right, label_smoothing=smoothing, ignore_index=ignore)
     counts = right != ignore
-    return Outcome(loss, int(((flat.detach().argmax(-1) == right) & counts).sum()), int(counts.sum()))
+    of = int(counts.sum())
+    total = nn.functional.cross_entropy(flat, right, label_smoothing=smoothing, ignore_index=ignore, reduction="sum")
+    return Outcome(total / max(of, 1), int(((flat.detach().argmax(-1) == right) & counts).sum()), of)
 
 
 POINTS = 200  # of a curve that is written down

@@ -1,5 +1,6 @@
 """Attention as a layer: projections around `regard.attention`, with the parameters of `torch.nn.MultiheadAttention`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ class MultiHeadAttention(nn.Module):
         self.head_width = width // heads if head_width is None else head_width
         self.dropout = dropout
         self.score, self.mask, self.weigh = score, mask, weigh
+        self.operator: Callable[..., Tensor] = attention  # who computes; `regard.distributed` puts ranks here
         self._split = [heads * self.head_width, key_heads * self.head_width, key_heads * self.head_width]
         of_keys = width if key_width is None else key_width
         of_values = of_keys if value_width is None and key_width is not None else value_width or width
@@ -94,7 +96,7 @@ class MultiHeadAttention(nn.Module):
         cross-attention it is filled by the first call, and later calls need no keys.
         """
         q, k, v, options = self._question(x, keys, values, mask, position, at, cache)
-        o = attention(q, k, v, dropout=self.dropout if self.training else 0.0, **options)
+        o = self.operator(q, k, v, dropout=self.dropout if self.training else 0.0, **options)
         return self.out_proj(o.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # modules are untyped
 
     def attend(
@@ -159,12 +161,13 @@ class MultiHeadAttention(nn.Module):
         return linear(x, weight, None if self.in_proj_bias is None else self.in_proj_bias[begin:end])
 
     def _by_head(self, rows: Tensor) -> Tensor:
-        batch, n, _ = rows.shape
-        return rows.view(batch, n, -1, self.head_width).transpose(1, 2)
+        batch, n, width = rows.shape
+        return rows.view(batch, n, width // self.head_width, self.head_width).transpose(1, 2)
 
     def _seen(self, mask: Any, q: Tensor) -> Any:
         seen = joined(_made(self.mask), mask)
-        return None if q.shape[2] == 1 and seen is causal() else seen  # one query at the end looks back at everything
+        last = q.shape[2] == 1 and self.operator is attention  # one query at the end looks back at everything
+        return None if last and seen is causal() else seen
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, key_heads={self.key_heads}, head_width={self.head_width}"

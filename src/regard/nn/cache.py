@@ -75,7 +75,7 @@ class LayerCache:
 
     def _make_room(self, n: int, like: tuple[Tensor, ...]) -> None:
         room = self._rows[0].shape[-2] if self._rows else 0
-        if self._end + n <= room:
+        if self._rows and self._end + n <= room:
             return
         kept = self.kept
         if self.longest is not None and self.length + n > self.longest:
@@ -83,7 +83,7 @@ class LayerCache:
                 f"this cache has room for longest={self.longest} tokens; got {self.length} and {n} more. "
                 "Make it longer, leave longest out so that it grows, or give a window."
             )
-        if kept + n > room:
+        if not self._rows or kept + n > room:
             room = max(kept + n, self._wanted(room))
             fresh = tuple(r.new_empty(*r.shape[:-2], room, r.shape[-1]) for r in like)
         else:

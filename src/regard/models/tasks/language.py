@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from regard.errors import LoadError
 from regard.models.language import LanguageModel
 from regard.models.text import Tokens
-from regard.models.train import Outcome, Recipe, answers
+from regard.models.train import Outcome, Recipe, Spread, answers
 from regard.nn.block import Design
 from regard.nn.position import Rotary
 
@@ -62,6 +62,7 @@ class LanguageTask:
     """`data` holds the folders that `make data` fetched: sotu and moby-dick."""
 
     name = "language"
+    divides = True  # every token has its own answer, so processes can share a text
     recipe = Recipe(steps=STAGES[-1].until, rate=3e-3, warmup=100, betas=(0.9, 0.95), decay=0.05)
 
     def __init__(self, data: Path) -> None:
@@ -105,7 +106,8 @@ class LanguageTask:
 
     def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
         tokens, targets = self.batch(stage_of(step), draw)
-        return answers(model(tokens), targets, smoothing, ignore=UNASKED)
+        asked = model.own(targets) if isinstance(model, Spread) else targets
+        return answers(model(tokens), asked, smoothing, ignore=UNASKED)
 
     def batch(self, stage: Stage, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """Tokens (rows, n), and those that come next."""

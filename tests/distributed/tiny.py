@@ -1,0 +1,54 @@
+"""A small language model in float64 and the task it learns, for ranks and for one process."""
+
+import torch
+from torch import Tensor, nn
+
+from regard.models.language import LanguageModel
+from regard.models.train import Outcome, Recipe, Spread, answers
+from regard.nn import ALiBi, Design, Learned, Position, Rotary
+
+VOCABULARY = 17
+POSITIONS: dict[str, type[Position] | None] = {"rotary": Rotary, "alibi": ALiBi, "learned": Learned, "none": None}
+
+
+def position(name: str) -> Position | None:
+    made = {"rotary": lambda: Rotary(8), "alibi": lambda: ALiBi(4), "learned": lambda: Learned(64, 32)}
+    return made[name]() if name in made else None
+
+
+def model(kind: str = "rotary", seed: int = 3) -> LanguageModel:
+    """Two layers of width 32: one with a window and grouped heads, one that sees everything."""
+    torch.manual_seed(seed)
+    designs = [Design(width=32, heads=4, key_heads=2, window=5), Design(width=32, heads=4)]
+    return LanguageModel(VOCABULARY, layers=2, design=designs, position=position(kind)).double()
+
+
+class Tiny:
+    """Each token tells the next one, 3t + 1; the first ones are not asked for."""
+
+    name = "tiny"
+    divides = True
+    recipe = Recipe(steps=50, rate=1e-2, warmup=10)
+
+    def model(self) -> nn.Module:
+        return model()
+
+    def words(self) -> dict[str, object]:
+        return {}
+
+    def outcome(self, running: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+        rows = [torch.randint(VOCABULARY, (3,), generator=draw)]
+        for _ in range(25):
+            rows.append((3 * rows[-1] + 1) % VOCABULARY)
+        tokens = torch.stack(rows, dim=1)
+        targets = tokens[:, 1:].clone()
+        targets[:, :6] = -100
+        asked = running.own(targets) if isinstance(running, Spread) else targets
+        return answers(running(tokens[:, :-1]), asked, smoothing)
+
+    def test(self, running: nn.Module) -> dict[str, float]:
+        return {}
+
+
+def prompt(n: int = 11) -> Tensor:
+    return torch.randint(VOCABULARY, (2, n), generator=torch.Generator().manual_seed(n))
