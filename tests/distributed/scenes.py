@@ -1,15 +1,18 @@
 """Scenes that ranks play: `scenes NAME FILE`, started with torchrun's environment; FILE.rank gets a line of JSON."""
 
+import ctypes
 import json
 import os
 import sys
 import time
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -142,20 +145,26 @@ def decoding() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """The most memory that a call and its backward pass took beyond its inputs, in sizes of this rank's queries."""
-    n, width, heads = 16384, 64, 8
+    """The most memory that a call took beyond its inputs, alone and with its backward pass, in bytes."""
+    n, width = 1024, 512  # much memory for few pairs
     peers = distributed.Peers.of()
     own = n // peers.count
     found: dict[str, Any] = {}
-    for method in ("ring", "ulysses"):
-        q, k, v = (torch.randn(1, heads, own, width, requires_grad=True) for _ in range(3))
+    for method, key_heads in product(("ring", "gather", "ulysses"), (8, 2)):
+        q, k, v = (torch.randn(1, h, own, width, requires_grad=True) for h in (8, key_heads, key_heads))
         small = [x[:, :, : 64 // peers.count].detach().requires_grad_() for x in (q, k, v)]
-        distributed.attention(*small, method=method, mask=mask.causal()).sum().backward()  # what is loaded once
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _held("VmRSS")
-        distributed.attention(q, k, v, method=method, mask=mask.causal() & mask.window(512)).sum().backward()
-        found[method] = (_held("VmHWM") - before) / q.nbytes
-        found[f"{method} bytes"] = _held("VmHWM") - before
+        distributed.attention(*small, method=method).sum().backward()  # what is loaded once
+        for kind in ("forward", "training"):
+            peers.every([0])
+            ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not be taken again unseen
+            Path("/proc/self/clear_refs").write_text("5")
+            before = _held("VmRSS")
+            with torch.set_grad_enabled(kind == "training"):
+                output = distributed.attention(q, k, v, method=method)
+            if kind == "training":
+                output.backward(output.detach())
+            found[f"{method} {key_heads} {kind}"] = _held("VmHWM") - before
+            del output
         del q, k, v
     return found
 
@@ -204,6 +213,33 @@ def mesh() -> dict[str, Any]:
         parallel.sum_gradients()
         every = {n: p.grad for n, p in whole.named_parameters()}
         found[kind] = {n: _sum(g.full_tensor() if hasattr(g, "full_tensor") else g) for n, g in every.items()}
+    return found
+
+
+def witness() -> dict[str, Any]:
+    """How far ring-attention-pytorch is from us, on the same ranks: shares of the largest number.
+
+    Its heads of one group stand `key heads` apart. On a CPU it hands out the gradients of keys and values stacked, and
+    autograd adds up the stack: what comes out as that of the keys is the sum of both (0.5.20).
+    """
+    found = {}
+    for name, causal in (("full", False), ("causal", True)):
+        for key_heads in (4, 2):
+            order = torch.arange(4).view(key_heads, -1).T.flatten()
+            ours = [distributed.shard(x).requires_grad_() for x in tensors(64, key_heads=key_heads)]
+            turned = (ours[0][:, order], ours[1], ours[2])
+            theirs = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in turned]
+            one = distributed.attention(*ours, mask=mask.causal() if causal else None)
+            other = ring_flash_attn(*theirs, causal=causal, bucket_size=8, ring_reduce_col=True).transpose(1, 2)
+            weights = distributed.shard(torch.randn(1, 4, 64, 8, generator=torch.Generator().manual_seed(2)))
+            (one * weights).sum().backward()
+            (other * weights[:, order]).sum().backward()
+            d_q, d_k, d_v = (x.grad for x in ours)
+            of_q, of_both = (x.grad.transpose(1, 2) for x in theirs[:2])
+            pairs = (one[:, order], other), (d_q[:, order], of_q), (d_k + d_v, of_both)
+            found[f"{name} {key_heads}"] = [
+                float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in pairs
+            ]
     return found
 
 

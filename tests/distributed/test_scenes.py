@@ -1,12 +1,16 @@
 """Ranks together: what they send, what they refuse, how they end when one is gone, how much memory they take."""
 
+import re
 import time
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from regard.distributed.cost import predicted
+from regard.errors import SpecError
 from tests.distributed.launch import finished, started, written
 
 
@@ -93,6 +97,13 @@ def test_who_waits_for_a_rank_that_does_not_come_is_told_after_the_timeout():
         assert 3 < found["took"] < 8
 
 
+def test_ring_attention_pytorch_gives_the_same_on_the_same_ranks():
+    for found in played("witness", 2):
+        assert len(found) == 4
+        # float32 on both sides, some sixty terms of size 1
+        assert {name: apart for name, apart in found.items() if not max(apart) < 5e-6} == {}
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_decoding_over_a_cache_in_parts_is_that_of_one_process(ranks):
     for found in played("decoding", ranks):
@@ -100,12 +111,53 @@ def test_decoding_over_a_cache_in_parts_is_that_of_one_process(ranks):
         assert {name: off for name, off in found.items() if not off <= 2e-15} == {}  # some thirty terms of size 1
 
 
-def test_the_memory_of_a_rank_falls_as_the_ranks_grow():
-    for ranks in (1, 2, 4):
-        for found in played("memory", ranks):
-            # In sizes of the rank's queries: output and three gradients, their gradients in the engine, and on a ring
-            # keys and values three times: those at work, those that come, and gradients that go home. Ulysses has q, k,
-            # v and the output twice, before and after they are handed over, and so their gradients.
-            assert found["ring"] <= 14 and found["ulysses"] <= 18
-    most = {ranks: max(found["ring bytes"] for found in played("memory", ranks)) for ranks in (2, 4)}
-    assert most[4] <= 0.6 * most[2]
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_hold_as_much_memory_as_predicted(ranks):
+    every = played("memory", ranks)
+    for method, key_heads, kind in product(("ring", "gather", "ulysses"), (8, 2), ("forward", "training")):
+        sizes = dict(heads=8, key_heads=key_heads, ranks=ranks, training=kind == "training")
+        expected = predicted(method, 1024, 512, **sizes).held
+        found = max(rank[f"{method} {key_heads} {kind}"] for rank in every)
+        # Below: not everything is held at once in every run. Above: working space of kernels and pages that the
+        # allocator keeps, some MB whatever the size.
+        assert 0.5 * expected <= found <= 1.2 * expected + 12e6, f"{method} {key_heads} {kind}: {found / expected:.2f}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+@pytest.mark.parametrize("kind", ["forward", "training"])
+def test_the_memory_of_a_rank_falls_as_the_ranks_grow(method, kind):
+    most = {ranks: max(found[f"{method} 8 {kind}"] for found in played("memory", ranks)) for ranks in (2, 4)}
+    assert most[4] <= 0.95 * most[2]  # a ring of two needs no room for keys that wait
+    sizes = dict(heads=32, key_heads=8, training=kind == "training")
+    held = {ranks: predicted(method, 2**20, 128, ranks=ranks, **sizes).held for ranks in (4, 8, 16, 32)}
+    assert held[8] <= held[4] // 2 and held[32] <= (held[4] // 8 if method == "ring" else held[4] // 4)
+
+
+def test_the_cost_on_paper_counts_bytes_as_ranks_do():
+    for found in played("traffic", 4):
+        for method in ("ring", "gather", "ulysses"):
+            sizes = dict(heads=8, key_heads=4, ranks=4)
+            forward, both = (predicted(method, 24, 8, **sizes, training=t).sent for t in (False, True))
+            assert found[f"{method} full"] == {"forward": forward, "backward": both - forward}
+
+
+def test_a_ring_computes_while_it_sends():
+    ring, gather = (predicted(m, 4096, 64, heads=8, ranks=4) for m in ("ring", "gather"))
+    computing, sending = ring.flops / 1e9, ring.sent / 1e6
+    assert ring.seconds(1e9, 1e6) == max(computing, sending)
+    assert gather.seconds(1e9, 1e6) == computing + sending
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(method="star"), "method must be one of ring, gather, ulysses; got 'star'"),
+        (dict(ranks=0), "ranks must be at least 1; got 0"),
+        (dict(method="ulysses", ranks=3), "got 3 ranks, 8 heads, 8 key heads"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused(change, said):
+    with pytest.raises(SpecError, match=re.escape(said)):
+        predicted(**{"method": "ring", "n": 8, "width": 8, "heads": 8, "ranks": 2, **change})

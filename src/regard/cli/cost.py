@@ -7,6 +7,7 @@ import typer
 
 from regard import cost as price
 from regard.cli.app import Json, aligned, refusing, say_json, working
+from regard.cli.cost_of_ranks import Speed, over_ranks, table_of_ranks
 from regard.errors import SpecError
 from regard.explorer.prices import EVERY, Priced
 from regard.plan.report import in_bytes
@@ -69,9 +70,15 @@ def cost(
     gated: Annotated[bool | None, typer.Option("--gated/--plain", help="three matrices or two")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="entries of the output head")] = None,
     training: Annotated[bool, typer.Option("--training", help="forward and backward: three times as much")] = False,
+    ranks: Annotated[int | None, typer.Option(help="attention alone, over 1, 2, 4 ... up to so many ranks")] = None,
+    bandwidth: Annotated[float, typer.Option(help="bytes a second that a rank sends; with --ranks")] = 1e10,
+    flops: Annotated[float, typer.Option(help="FLOPs a second that a rank computes; with --ranks")] = 1e13,
     as_json: Json = False,
 ) -> None:
-    """Counts what a model of some sizes takes for one text: exact products, not a guess of the time."""
+    """Counts what a model of some sizes takes for one text: exact products, not a guess of the time.
+
+    With --ranks: what attention over so many ranks takes, by method, and how long at that speed and bandwidth.
+    """
     with refusing():
         if model not in SIZES:
             raise SpecError(f"a model must be one of {', '.join(SIZES)}; got {model!r}. Or give the sizes themselves.")
@@ -79,6 +86,10 @@ def cost(
         size = _sized(SIZES[model], {**changed, "feed_forward": feed_forward, "vocabulary": vocabulary})
         lengths, chosen = length or [512, 2048, 8192, 32768], mechanism or ["softmax", "causal"]
         _check(size, lengths)
+        if ranks is not None:
+            found = over_ranks(size, length or [131072], chosen, ranks, Speed(flops, bandwidth), training)
+            say_json(found) if as_json else typer.echo(table_of_ranks(found))
+            return
         with working("counting"):
             rows = [_row(size, name, n, training) for name in chosen for n in lengths]
             crossings = [_crossing(size, priced[name]) for name in chosen if name in priced]

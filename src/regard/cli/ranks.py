@@ -27,7 +27,7 @@ def join() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends one of several processes. Straight out: a thread of gloo that frees a tensor while Python is being taken down
+    """Ends one of several processes, straight: a thread of gloo that frees a tensor while Python is being taken down
     would end it with SIGABRT instead (pytorch 179291)."""
     sys.stdout.flush()
     sys.stderr.flush()

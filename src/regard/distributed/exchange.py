@@ -11,6 +11,8 @@ from regard.distributed.peers import Peers
 
 def exchanged(outgoing: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], peers: Peers) -> tuple[Tensor, ...]:
     """One tensor to each rank, and one of these shapes from each; gradients go the other way."""
+    if peers.count == 1:
+        return tuple(outgoing)
     found: tuple[Tensor, ...] = _apply(_Exchanged, peers, list(shapes), *outgoing)
     return found
 
@@ -18,6 +20,8 @@ def exchanged(outgoing: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], pee
 def gathered(x: Tensor, peers: Peers, lengths: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """What all ranks hold, along the first dimension in the order of ranks. The gradient of a part is the sum over all
     ranks. With a `dtype` that is what comes out, and what gradients travel and are summed in."""
+    if peers.count == 1:
+        return x if dtype is None else x.to(dtype)
     found: Tensor = _apply(_Gathered, x, peers, list(lengths), dtype or x.dtype)
     return found
 
@@ -32,8 +36,12 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, peers: Peers, lengths: list[int], dtype: torch.dtype) -> Tensor:
         ctx.peers, ctx.lengths, ctx.dtype = peers, lengths, x.dtype
-        shapes = [(n, *x.shape[1:]) for n in lengths]
-        return torch.cat(peers.exchange([x.detach().contiguous()] * peers.count, shapes)).to(dtype)
+        whole = x.new_empty((sum(lengths), *x.shape[1:]))
+        parts = whole.split(lengths)
+        parts[peers.rank].copy_(x.detach())
+        others = [r for r in range(peers.count) if r != peers.rank]
+        peers.start({r: [parts[peers.rank]] for r in others}, {r: [parts[r]] for r in others}).wait()
+        return whole.to(dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

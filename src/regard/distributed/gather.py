@@ -38,7 +38,8 @@ def gather(share: Share) -> Tensor:
             output, statistic = run(engine, plan.spec, plan.tiles, inputs)
             places = _places(share, queries) if question.relative_values is not None else None
             outputs.append(finished(question, plan, inputs, output, statistic, question.spec.n_k, places))
-    return torch.cat(outputs, dim=2).to(question.spec.dtype)
+    together = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    return together.to(question.spec.dtype)
 
 
 def _places(share: Share, queries: Places) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ def check(lengths: list[int], layout: str, name: str) -> None:
 
 def in_order(rows: Tensor, layout: str, dim: int, ranks: int) -> Tensor:
     """Rows that lie in the order of ranks, in that of the tokens."""
-    if layout == "contiguous":
+    if layout == "contiguous" or ranks == 1:
         return rows
     return rows.index_select(dim, order(layout, rows.shape[dim], ranks).argsort().to(rows.device))
 

@@ -112,4 +112,4 @@ class Pending:
                 work.wait()
         except RuntimeError as error:
             raise self.peers.lost(self.ranks, error) from error
-        self.works = []
+        self.works, self.tensors = [], []

@@ -100,9 +100,9 @@ class _Call:
                 plan, placed, engine = self._asked(queries, keys, rows)
                 sums[n] = self._joined(sums[n], engine.forward(plan.spec, placed, plan.tiles))
         whole = [self._nothing(q) if s is None else s for s, q in zip(sums, self.share.own_queries, strict=True)]
-        output = torch.cat([o for o, _ in whole], dim=2)
+        output = _together([o for o, _ in whole])
         statistics = [lse for _, lse in whole if lse is not None]
-        return output, torch.cat(statistics, dim=2) if statistics else output.new_empty(0)
+        return output, _together(statistics) if statistics else output.new_empty(0)
 
     def backward(self, saved: Saved, needs: list[bool]) -> list[Tensor | None]:
         """The gradients of what is needed, of `Inputs.every`."""
@@ -114,16 +114,13 @@ class _Call:
             if distance == 0:
                 total.add_keys(gradients)
                 continue
+            total.add_arrived(homeward)
+            homeward = None
             target = (peers.rank + distance) % peers.count
             back = total.room_for_keys() if self.share.sees(target, peers.rank) else []
-            pending = peers.start({source: gradients}, {target: back})
-            if homeward is not None:
-                homeward[0].wait()
-                total.add_keys(homeward[1])
-            homeward = pending, back
-        if homeward is not None:
-            homeward[0].wait()
-            total.add_keys(homeward[1])
+            homeward = peers.start({source: gradients}, {target: back}), back
+            del gradients, back  # not held while the next ones are computed but by who sends them
+        total.add_arrived(homeward)
         return total.gradients()
 
     def _coming(self) -> Iterator[tuple[int, int, list[Tensor]]]:
@@ -219,6 +216,12 @@ class _Sums:
         for n, gradient in zip(self._keys(), gradients, strict=False):
             self.add(n, gradient)
 
+    def add_arrived(self, homeward: tuple[Pending, list[Tensor]] | None) -> None:
+        """Adds what another rank has sent back, when it is here."""
+        if homeward is not None:
+            homeward[0].wait()
+            self.add_keys(homeward[1])
+
     def of_keys(self) -> list[Tensor]:
         return [self._at(n) for n in self._keys()]
 
@@ -238,6 +241,10 @@ class _Sums:
             x = self.tensors[n]
             self._found[n] = x.new_zeros(x.shape, dtype=_exact(x))
         return self._found[n]
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _rows(x: Tensor, rows: slice) -> Tensor:

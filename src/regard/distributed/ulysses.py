@@ -79,6 +79,8 @@ def _enough(x: Tensor, peers: Peers) -> Tensor:
 def _to_heads(x: Tensor, share: Share, places: Callable[[int], tuple[Places, ...]]) -> Tensor:
     """(batch, heads, own tokens, width) as (batch, own heads, all tokens, width)."""
     ranks = share.peers.count
+    if ranks == 1:
+        return x
     lengths = [sum(p.count for p in places(rank)) for rank in range(ranks)]
     batch, heads, _, width = x.shape
     shapes = [(batch, heads // ranks, n, width) for n in lengths]
@@ -89,6 +91,8 @@ def _to_heads(x: Tensor, share: Share, places: Callable[[int], tuple[Places, ...
 def _to_tokens(x: Tensor, share: Share) -> Tensor:
     """(batch, own heads, all tokens, width) as (batch, heads, own tokens, width)."""
     ranks = share.peers.count
+    if ranks == 1:
+        return x
     outgoing = by_rank(x, share.layout, 2, ranks)
     shape = tuple(outgoing[share.peers.rank].shape)
     return torch.cat(exchanged(outgoing, [shape] * ranks, share.peers), dim=1)
