@@ -16,6 +16,7 @@ from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
 SENTENCE = " The captain saw the white whale and the boats went down. The captain saw the white whale"
+DATE = "on friday , the twenty first of march nineteen eighty six"
 CELL = {"layer": 1, "head": 5, "query": 16, "key": 5}
 VIEWS: dict[str, dict[str, Any]] = {
     "overview": {"view": "overview"},
@@ -24,7 +25,11 @@ VIEWS: dict[str, dict[str, Any]] = {
     "arithmetic": {"view": "arithmetic", **CELL},
     "steps": {"view": "steps"},
     "lines": {"view": "lines", **CELL},
+    "dates": {"view": "lines", "layer": 5, "head": 0, "mass": 0.6, "text": DATE, "model": "dates"},
+    "generate": {"view": "generate", **CELL},
+    "theory": {"view": "theory", "experiment": "clustering"},
 }
+READY = {"dates": "svg.lines path[data-key='10']", "theory": ".verdict"}  # what is there when a picture can be taken
 SIZE = {"width": 1280, "height": 720}
 
 
@@ -40,6 +45,7 @@ def main() -> None:
                 page = browser.new_page(viewport=SIZE)
                 page.goto(f"{address}#{urlencode(fields)}")
                 page.wait_for_selector("main > section")
+                prepare(page, name)
                 page.wait_for_load_state("networkidle")
                 page.wait_for_timeout(500)  # what moves has come to rest
                 page.screenshot(path=HERE / f"{name}.png")
@@ -47,6 +53,17 @@ def main() -> None:
             browser.close()
     finally:
         server.terminate()
+
+
+def prepare(page: Any, name: str) -> None:
+    """What somebody does before there is something to see."""
+    if name in READY:
+        page.wait_for_selector(READY[name], state="attached", timeout=120_000)
+    if name == "generate":
+        page.get_by_role("button", name="Continue").click()
+        page.get_by_label("Step", exact=True).fill("21")
+    if name == "theory":
+        page.get_by_label("Moment", exact=True).fill("20")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def commands() -> dict[str, Any]:
 
 
 def test_every_command_explains_itself_and_all_it_takes() -> None:
-    assert list(commands()) == ["look", "steps", "explain", "cost", "heads", "mechanisms", "train"]
+    assert list(commands()) == ["look", "steps", "explain", "cost", "heads", "mechanisms", "theory", "train"]
     for name, command in commands().items():
         assert command.help, name
         for parameter in command.params:

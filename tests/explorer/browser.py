@@ -36,7 +36,12 @@ class Site:
 
     server: Served
     browser: Any
+    shown: int = 0  # the number of the text that its pages show
     errors: list[str] = field(default_factory=list)
+
+    def reading(self, text: str) -> "Site":
+        """The same server and browser with another text."""
+        return Site(self.server, self.browser, int(self.server.ask("run", text=text, model="language").values["id"]))
 
     def page(self, address: str = "", *, width: int = 1280, height: int = 720, **options: Any) -> Any:
         """A page at an address after "#", or at a whole one."""
@@ -50,10 +55,18 @@ class Site:
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
         if "://" not in address:
-            address = f"{self.server.address}#{address}"
+            shown = f"shown={self.shown}&" if self.shown else ""
+            address = f"{self.server.address}#{shown}{address}"
         page.goto(address)
         page.wait_for_selector("main > section")
         return page
+
+    def rest(self) -> None:
+        """Closes what is open; nothing may have gone wrong in it."""
+        for context in self.browser.contexts:
+            context.close()
+        errors, self.errors = self.errors, []
+        assert not errors, errors
 
 
 def is_short(address: str) -> bool:
@@ -62,22 +75,26 @@ def is_short(address: str) -> bool:
 
 
 @contextmanager
-def opened(*texts: str) -> Iterator[Site]:
-    """A site that shows a text, or the example; nothing may have gone wrong in its pages at the end."""
+def chromium() -> Iterator[Any]:
+    """A browser; a process can have one at a time."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="the page is driven by playwright: use pip install playwright"
     )
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        made = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
         try:
-            with serving(*texts) as server:
-                site = Site(server, browser)
-                yield site
-                for context in browser.contexts:  # pages that ask go before the server does
-                    context.close()
+            yield made
         finally:
-            browser.close()
-    assert not site.errors, site.errors
+            made.close()
+
+
+@contextmanager
+def opened(browser: Any, *texts: str) -> Iterator[Site]:
+    """A site that shows a text, or the example."""
+    with serving(*texts) as server:
+        site = Site(server, browser)
+        yield site
+        site.rest()
 
 
 @cache
@@ -146,6 +163,12 @@ def settled(page: Any) -> None:
         page.wait_for_timeout(20)
         quiet = 0 if page.waiting else quiet + 1
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def stage(page: Any, name: str) -> list[list[float]]:
+    """The matrix of a stage of Steps, in full."""
+    rows = page.locator(f".stage-card[data-stage='{name}'] tbody tr").all()
+    return [[float(cell.get_attribute("title")) for cell in row.locator("td").all()] for row in rows]
 
 
 def saved(page: Any, choice: str, folder: Path) -> Path:

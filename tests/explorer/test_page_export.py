@@ -1,27 +1,26 @@
 """What is taken along: the page as a file that needs neither server nor network, the map as a picture."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
-from tests.explorer.browser import HEAD, LAYER, Site, at, near, needs_chromium, opened, saved, settled, weights
+import regard
+from regard import weigh
+from regard.explorer.questions import ask
+from regard.worked.examples import example
+from tests.explorer.browser import HEAD, LAYER, Site, at, near, needs_chromium, saved, settled, stage, weights
+from tests.explorer.recordings import explorer
 
 pytestmark = needs_chromium
 VIEW = f"view=map&layer={LAYER}&head={HEAD}"
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with opened() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def file(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    page = site.page(f"view=arithmetic&layer={LAYER}&head={HEAD}&query=16&key=5")
+def file(shared: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    page = shared.page(f"view=arithmetic&layer={LAYER}&head={HEAD}&query=16&key=5")
     page.locator(".headline output").wait_for()
     return saved(page, "This page as a file", tmp_path_factory.mktemp("exported"))
 
@@ -56,15 +55,81 @@ def test_the_file_has_rows_lines_and_heads(site: Site, file: Path) -> None:
     assert page.locator("button.card").count() == 32
 
 
-def test_the_file_has_the_arithmetic_that_was_looked_at(site: Site, file: Path) -> None:
-    page = from_disk(site, file, f"view=arithmetic&layer={LAYER}&head={HEAD}&query=16&key=5")
+@pytest.mark.parametrize("query, key", [(16, 5), (12, 0)])
+def test_the_file_has_the_arithmetic_of_the_head_that_was_looked_at(
+    site: Site, file: Path, query: int, key: int
+) -> None:
+    page = from_disk(site, file, f"view=arithmetic&layer={LAYER}&head={HEAD}&query={query}&key={key}")
     page.locator(".headline output").wait_for()
-    assert near(page.locator(".headline output").text_content(), float(weights()[16, 5]))
+    assert near(page.locator(".headline output").text_content(), float(weights()[query, key]))
+
+
+def test_the_file_hides_the_sink_as_a_mask_would(site: Site, file: Path) -> None:
+    page = from_disk(site, file, VIEW)
+    page.get_by_label("Hide the sink").check()
+    page.locator(".badge:not([hidden])").wait_for()
+    words = page.locator("label.check").text_content()
+    sink = int(words.split("key ")[1].split(",")[0])
+    left = weights().clone()
+    left[:, sink] = 0
+    left = left / left.sum(-1, keepdim=True).clamp(min=1e-30)
+    query = int((weights()[:, sink] * (weights()[:, sink] < 0.9)).argmax())  # one that looks at it, and elsewhere
+    key = int(left[query].argmax())
+    assert left[query, key] > 1.05 * weights()[query, key]
+    page.mouse.move(*at(page, query, key))
+    settled(page)
+    assert near(page.locator(".readout output").text_content(), float(left[query, key]))
+    item = page.locator(f".beside [data-query='{query}'] li").first
+    assert float(item.get_attribute("data-value")) == pytest.approx(float(left[query, key]), abs=1e-5)
 
 
 def test_the_file_says_what_it_does_not_hold(site: Site, file: Path) -> None:
-    page = from_disk(site, file, "view=steps")
+    page = from_disk(site, file, "view=arithmetic&layer=3&head=7&query=9&key=2")
     page.get_by_text("This file does not hold that").first.wait_for()
+
+
+def test_an_example_in_the_file_is_whole_and_can_be_changed(site: Site, file: Path) -> None:
+    page = from_disk(site, file, "view=steps")
+    page.get_by_role("button", name="Three tokens").click()
+    page.locator(".code-box").first.wait_for()
+    assert "torch.exp" in page.locator("pre.code").first.text_content()
+    assert stage(page, "weights")[0] == pytest.approx([0.391114, 0.296221, 0.312664], abs=1e-6)
+    page.get_by_label("Mask").select_option("causal")
+    page.get_by_label("Normaliser").select_option("sparsemax")
+    page.get_by_label("X, row 3, column 1").fill("3")
+    page.locator(".stage-card[data-stage=tau]").wait_for()
+    given = example("three-tokens")
+    x = torch.tensor([*given.x[:2], (3.0, *given.x[2][1:])], dtype=torch.float64)
+    q, k, v = (x @ torch.tensor(w, dtype=torch.float64) for w in (given.w_q, given.w_k, given.w_v))
+    right = regard.attend(q, k, v, mask=regard.mask.causal(), weigh=weigh.sparsemax(), engine="reference")
+    page.wait_for_timeout(300)
+    assert torch.tensor(stage(page, "output"), dtype=torch.float64) == pytest.approx(right.output, abs=1e-9)
+    assert page.locator(".code-box").count() == 0  # these lines would have other numbers
+    assert page.get_by_label("Dropout").count() == 0
+    assert page.get_by_text("need Python").is_visible()
+
+
+def test_the_file_has_curves_of_some_models_and_the_times_that_were_measured(site: Site, tmp_path: Path) -> None:
+    given = explorer(4, 4)
+    given.timed = [
+        {"mechanism": name, "n": n, "heads": 8, "width": 64, "seconds": seconds, "runs": 3}
+        for name, n, seconds in (("softmax", 256, 0.001), ("softmax", 512, 0.004), ("Nyström", 256, 0.001))
+    ]
+    path = tmp_path / "cost.html"
+    path.write_bytes(ask(given, "export", {"shown": 0}).arrays["html"].tobytes())
+    page = from_disk(site, path, "view=cost")
+    page.locator(".crossings li[data-length='4608']").first.wait_for()  # 6 D
+    assert page.locator(".curve[data-curve=Performer]").count() == 0
+    page.locator(".head-chip[data-name=Performer]").click()
+    page.locator(".curve[data-curve=Performer]").wait_for(state="attached")
+    page.get_by_label("Model").select_option("Llama 2, 7 B")
+    page.locator(".crossings li[data-length='4608']").first.wait_for(state="detached")
+    page.get_by_role("button", name="Time measured").click()
+    page.get_by_text("No times were measured for this model").wait_for()
+    page.get_by_label("Model").select_option("BERT base, GPT-2")
+    page.locator(".curve[data-curve=softmax] circle").nth(1).wait_for(state="attached")
+    assert page.locator(".curve[data-curve='Nyström']").count() == 0  # it is not among those that are chosen
+    assert page.get_by_role("button", name="Measure on this machine").count() == 0
 
 
 def test_the_file_has_no_form_for_what_only_a_server_can_do(site: Site, file: Path) -> None:

@@ -18,11 +18,11 @@ MEMORY = 500 * 2**20
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
+def site(browser: Any) -> Iterator[Site]:
     tokens = language_model()[1]
     sentence = SENTENCE + ". And what he saw there was not what the others had seen; they went on, and said nothing."
     text = tokens.decode(tokens.encode(sentence * (TOKENS // 30))[:TOKENS])
-    with opened(text) as made:
+    with opened(browser, text) as made:
         yield made
 
 

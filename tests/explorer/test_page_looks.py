@@ -1,32 +1,37 @@
 """How the page looks and to whom it speaks: markup as text, light and dark, narrow screens, contrast."""
 
 import re
-from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
 import pytest
 
-from tests.explorer.browser import HEAD, LAYER, Site, needs_chromium, opened, settled
+from tests.explorer.browser import HEAD, LAYER, Site, needs_chromium, settled
 
-VIEWS = ["overview", "map", "text", "lines", "arithmetic", "generate", "compare", "steps", "cost"]
+VIEWS = ["overview", "map", "text", "lines", "arithmetic", "generate", "compare", "steps", "cost", "theory"]
 MARKUP = '<img src=x onerror="document.title=1"><b>bold</b> <script>document.title=2</script> &amp; "quoted"'
 STATIC = files("regard.explorer") / "static"
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with opened(MARKUP) as made:
-        yield made
+def shared(shared: Site) -> Site:
+    return shared.reading(MARKUP)
+
+
+def go(page: Any, view: str) -> None:
+    """To another view of the same page."""
+    page.locator(f"a[data-view={view}]").click()
+    page.locator(f"a[data-view={view}][aria-current]").wait_for()
+    settled(page)
 
 
 @needs_chromium
-@pytest.mark.parametrize("view", VIEWS)
-def test_markup_is_shown_as_text(site: Site, view: str) -> None:
-    page = site.page(f"view={view}&layer={LAYER}&head={HEAD}&query=5&key=2&locked=5")
-    settled(page)
-    assert page.title() == "regard"
-    assert page.locator("#regard img, #regard b:text('bold'), #regard script").count() == 0
+def test_markup_is_shown_as_text(site: Site) -> None:
+    page = site.page(f"view=overview&layer={LAYER}&head={HEAD}&query=5&key=2&locked=5")
+    for view in VIEWS:
+        go(page, view)
+        assert page.title() == "regard", view
+        assert page.locator("#regard img, #regard b:text('bold'), #regard script").count() == 0, view
 
 
 @needs_chromium
@@ -37,15 +42,14 @@ def test_markup_is_read_letter_by_letter(site: Site) -> None:
 
 
 @needs_chromium
-@pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("width", [1280, 390])
-def test_every_view_fits_its_screen(site: Site, view: str, width: int) -> None:
-    page = site.page(f"view={view}&layer={LAYER}&head={HEAD}", width=width, height=720 if width > 400 else 844)
-    settled(page)
-    wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-    assert wide[0] <= wide[1]
-    assert page.locator(".alert:not([hidden])").count() == 0
-    page.context.close()
+def test_every_view_fits_its_screen(site: Site, width: int) -> None:
+    page = site.page(f"layer={LAYER}&head={HEAD}", width=width, height=720 if width > 400 else 844)
+    for view in VIEWS:
+        go(page, view)
+        wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert wide[0] <= wide[1], view
+        assert page.locator(".alert:not([hidden])").count() == 0, view
 
 
 @needs_chromium
@@ -90,17 +94,21 @@ def test_every_ink_reads_on_every_paper(theme: str, ink: str, paper: str) -> Non
 
 
 @needs_chromium
-@pytest.mark.parametrize("view", VIEWS)
-def test_everything_that_can_be_pressed_has_a_name(site: Site, view: str) -> None:
-    page = site.page(f"view={view}&layer={LAYER}&head={HEAD}")
-    settled(page)
-    nameless = page.evaluate(
+def test_everything_that_can_be_pressed_has_a_name(site: Site) -> None:
+    page = site.page(f"layer={LAYER}&head={HEAD}")
+    for view in VIEWS:
+        go(page, view)
+        assert nameless(page) == [], view
+
+
+def nameless(page: Any) -> Any:
+    """What a reader of screens could not name."""
+    return page.evaluate(
         """() => [...document.querySelectorAll("button, a, input, select, textarea, canvas[tabindex]")]
           .filter((node) => node.offsetParent !== null)
           .filter((node) => !(node.getAttribute("aria-label") || node.textContent.trim() || node.labels?.length))
           .map((node) => node.outerHTML)"""
     )
-    assert nameless == []
 
 
 @needs_chromium

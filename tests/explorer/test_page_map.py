@@ -16,7 +16,6 @@ from tests.explorer.browser import (
     frame,
     near,
     needs_chromium,
-    opened,
     settled,
     weights,
 )
@@ -27,9 +26,8 @@ VIEW = f"view=map&layer={LAYER}&head={HEAD}"
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with opened(LONG) as made:
-        yield made
+def shared(shared: Site) -> Site:
+    return shared.reading(LONG)
 
 
 @pytest.fixture
@@ -304,3 +302,19 @@ def test_a_link_shows_the_same_place_again(site: Site, page: Any) -> None:
     settled(again)
     assert (frame(again).key, frame(again).unit) == pytest.approx((where.key, where.unit), rel=1e-4)
     assert again.locator(".readout").text_content() == said
+
+
+def test_the_slider_of_a_long_text_is_dragged_all_the_way(site: Site) -> None:
+    page = site.page(f"view=lines&layer={LAYER}&head={HEAD}")
+    slider = page.get_by_label("From token")
+    slider.wait_for()
+    settled(page)
+    box = slider.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 8, y)
+    page.mouse.down()
+    for share in (0.3, 0.6, 1.0):
+        page.mouse.move(box["x"] + share * box["width"], y)
+        settled(page)
+    page.mouse.up()
+    assert int(slider.input_value()) == int(slider.get_attribute("max"))

@@ -1,6 +1,5 @@
 """A newcomer's way through the page: type a sentence, open a head, point at a cell, follow its arithmetic."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,21 +15,13 @@ from tests.explorer.browser import (
     near,
     needs_chromium,
     number,
-    opened,
     recorded,
     settled,
     weights,
 )
-from tests.explorer.served import serving
 
 pytestmark = needs_chromium
 TYPED = "Call me Ishmael. Call me what you like"
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with opened() as made:
-        yield made
 
 
 def test_heads_are_sorted_by_any_measure(site: Site) -> None:
@@ -141,13 +132,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(site: Site) -> None:
 
 
 def test_a_sentence_that_is_typed_is_read_and_shown_as_named_heads(site: Site) -> None:
-    with serving() as server:  # the others' text stays as it is
-        page = site.page(server.address)
-        type_and_look(page)
-        page.context.close()
-
-
-def type_and_look(page: Any) -> None:
+    page = site.page("view=overview")
     page.get_by_label("Text for the model to read").fill(TYPED)
     page.get_by_role("button", name="Look").click()
     tape, tokens = recorded(TYPED)

@@ -1,6 +1,5 @@
 """The text and the lines: where tokens look, who looks at them, in one text and across two."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,17 +7,11 @@ import torch
 
 from regard.explorer.sources import of_name
 from regard.inside.places import word_ids
-from tests.explorer.browser import HEAD, LAYER, Site, near, needs_chromium, number, opened, recorded, settled, weights
+from tests.explorer.browser import HEAD, LAYER, Site, near, needs_chromium, number, recorded, settled, weights
 
 pytestmark = needs_chromium
 TEXT = f"view=text&layer={LAYER}&head={HEAD}"
 DATE = "on friday , the twenty first of march nineteen eighty six"
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with opened() as made:
-        yield made
 
 
 def listed(page: Any, title: str) -> dict[int, float]:
@@ -156,10 +149,20 @@ def test_more_mass_draws_more_lines(site: Site) -> None:
     assert drawn(page) == largest(weights(head=0), 0.9, 0)
 
 
+def test_the_keyboard_keeps_its_place_when_a_view_is_drawn_anew(site: Site) -> None:
+    page = site.page(f"view=text&layer={LAYER}&head=2")
+    page.get_by_label("Head", exact=True).focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+        settled(page)
+    assert page.evaluate("document.activeElement.value") == "4"
+    assert page.locator(".text-view").get_by_label("Head", exact=True).input_value() == "4"
+
+
 @pytest.fixture(scope="module")
-def dates(site: Site) -> int:
+def dates(shared: Site) -> int:
     """The translator's recording, in the same server."""
-    return int(site.server.ask("run", text=DATE, model="dates").values["id"])
+    return int(shared.server.ask("run", text=DATE, model="dates").values["id"])
 
 
 def test_an_encoder_and_decoder_have_two_columns_of_different_tokens(site: Site, dates: int) -> None:

@@ -1,8 +1,5 @@
 """Steps, cost, generation and comparison in the page, against the library."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,26 +13,14 @@ from tests.explorer.browser import (
     at,
     needs_chromium,
     number,
-    opened,
     recorded,
     settled,
+    stage,
     weights,
 )
 
 pytestmark = needs_chromium
 OTHER = SENTENCE.replace("white", "black")
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with opened() as made:
-        yield made
-
-
-def stage(page: Any, name: str) -> list[list[float]]:
-    """A stage's matrix in full."""
-    rows = page.locator(f".stage-card[data-stage='{name}'] tbody tr").all()
-    return [[float(cell.get_attribute("title")) for cell in row.locator("td").all()] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +84,7 @@ def test_masks_normalisers_and_temperature_are_those_of_the_library(site: Site) 
     q = torch.tensor([[1.18, 0.78], [0.62, 0.59], [0.66, 0.71]])
     k = torch.tensor([[0.83, 0.71], [0.53, 0.66], [0.76, 0.41]])
     v = torch.tensor([[1.02, 1.07], [0.52, 0.93], [0.79, 0.56]])
-    hotter = q * 10**0.5
+    hotter = q / 0.316  # the slider gives three digits
     right = regard.attend(hotter, k, v, mask=regard.mask.causal(), weigh=weigh.sparsemax(), engine="reference")
     assert torch.tensor(stage(page, "weights")) == pytest.approx(right.weights.dense().view(3, 3), abs=1e-5)
     assert page.locator(".stage-card[data-stage=seen] td.no").count() == 3
@@ -137,12 +122,12 @@ def test_cost_curves_cross_where_the_formulas_do(site: Site) -> None:
 def test_time_is_measured_on_this_machine(site: Site) -> None:
     page = site.page("view=cost")
     page.locator(".crossings li").first.wait_for()
-    for name in ("all weights kept", "causal", "window of 256", "linear"):
+    for name in ("all weights kept", "softmax", "causal", "window of 256"):
         page.locator(f".head-chip[data-name='{name}']").click()
         settled(page)
     page.get_by_role("button", name="Measure on this machine").click()
-    page.locator(".curve[data-curve=softmax] circle").nth(4).wait_for(state="attached", timeout=60_000)
-    heights = [float(dot.get_attribute("cy")) for dot in page.locator(".curve[data-curve=softmax] circle").all()]
+    page.locator(".curve[data-curve=linear] circle").nth(4).wait_for(state="attached", timeout=60_000)
+    heights = [float(dot.get_attribute("cy")) for dot in page.locator(".curve[data-curve=linear] circle").all()]
     assert heights[4] < heights[0]  # more tokens, more time: higher on the chart
 
 
@@ -165,7 +150,26 @@ def test_the_model_continues_and_each_step_shows_the_row_it_was_chosen_by(site: 
     assert 0 < float(page.locator(".side b").get_attribute("data-value")) <= 1
     page.get_by_role("button", name="Play").click()
     page.locator(".subject", has_text=f"token {length + 4}").wait_for()
-    page.get_by_role("button", name="Pause").click()
+    page.get_by_label("Tokens").fill("2")
+    page.get_by_role("button", name="Continue").click()  # while it plays
+    page.locator(".sure").nth(2).wait_for(state="detached")
+    page.get_by_role("button", name="Play").click()
+    page.get_by_role("button", name="Pause").wait_for()
+
+
+def test_a_strip_shows_how_sure_the_model_was_and_leads_to_each_step(site: Site) -> None:
+    page = site.page(f"view=generate&layer={LAYER}&head={HEAD}")
+    page.get_by_label("Tokens").fill("4")
+    page.get_by_role("button", name="Continue").click()
+    page.locator(".sure").nth(3).wait_for()
+    length = len(recorded()[1])
+    for n, bar in enumerate(page.locator(".sure").all()):
+        bar.click()
+        page.locator(".subject", has_text=f"token {length + n}").wait_for()
+        probability = float(page.locator(".side b").get_attribute("data-value"))
+        share = bar.locator(".sure-bar").evaluate("(bar) => bar.offsetHeight / bar.parentElement.offsetHeight")
+        assert share == pytest.approx(probability, abs=0.03)  # pixels of some sixty
+        assert bar.get_attribute("aria-current") == "true"
 
 
 def test_two_prompts_are_compared_with_one_cursor_and_their_difference(site: Site) -> None:

@@ -1,11 +1,7 @@
 """The page in a notebook's cell: the same modules joined into one, whose questions are messages."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from regard.explorer import pages
-from tests.explorer.browser import HEAD, LAYER, Site, at, near, needs_chromium, opened, settled, weights
+from tests.explorer.browser import HEAD, LAYER, Site, at, near, needs_chromium, settled, weights
 
 pytestmark = needs_chromium
 
@@ -16,6 +12,7 @@ const source = document.createElement("div");
 const heard = [];
 const model = {
   on: (name, listener) => heard.push(listener),
+  off: (name, listener) => heard.splice(heard.indexOf(listener), 1),
   send: async ({ id, name, params }) => {
     const answer = await fetch(`ask/${name}`, { method: "POST", body: JSON.stringify(params) });
     const bytes = new Uint8Array(3 + Number(answer.headers.get("content-length")));
@@ -25,14 +22,9 @@ const model = {
   },
 };
 document.body.replaceChildren(source);
+window.heard = heard;
 window.ended = page.default.render({ model, el: source });
 """
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with opened() as made:
-        yield made
 
 
 def test_a_cell_shows_the_page_and_asks_by_messages(site: Site) -> None:
@@ -47,4 +39,6 @@ def test_a_cell_shows_the_page_and_asks_by_messages(site: Site) -> None:
     assert near(page.locator(".readout output").text_content(), float(weights()[16, 5]))
     assert page.get_by_role("button", name="Look", exact=True).count() == 0
     assert "view=map" not in page.url  # a notebook's address is not the cell's to change
+    assert page.evaluate("window.heard.length") == 1
     page.evaluate("window.ended()")
+    assert page.evaluate("window.heard.length") == 0

@@ -75,22 +75,24 @@ def test_a_widget_is_written_into_a_file(line: Line, tmp_path: Path) -> None:
     assert "regard-answers" in text
 
 
-def test_importing_the_library_imports_neither_a_server_nor_a_widget() -> None:
+@pytest.fixture(scope="module")
+def alone() -> list[str]:
+    """What a process prints that imports the library, and looks at a recording where anywidget is not installed."""
     code = (
-        "import sys, regard, regard.explorer; "
-        "print([name for name in ('starlette', 'uvicorn', 'anywidget', 'transformers') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_without_anywidget_it_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['anywidget'] = None; import regard, regard.explorer\n"
+        "import sys, regard, regard.explorer\n"
+        "print([name for name in ('starlette', 'uvicorn', 'anywidget', 'transformers') if name in sys.modules])\n"
+        "sys.modules['anywidget'] = None\n"
         "try: regard.explorer.look(regard.Tape())\n"
         "except regard.errors.MissingError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == (
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_importing_the_library_imports_neither_a_server_nor_a_widget(alone: list[str]) -> None:
+    assert alone[0] == "[]"
+
+
+def test_without_anywidget_it_says_what_to_install(alone: list[str]) -> None:
+    assert alone[1:] == [
         "regard.look shows a widget by the package anywidget, which is not installed. Use pip install regard[explorer]."
-    )
+    ]

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ROOT / "docs", ROOT / "docs" / "theory"
+DOCUMENTS = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.glob("*.md")))]
 OPENING = re.compile(r"(?P<indent> *)(?P<fence>```+|~~~+) *(?P<label>[^`]*?) *")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -67,7 +68,7 @@ def _run_session(block: Block, names: dict[str, Any], name: str) -> None:
     assert runner.failures == 0, "".join(report)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_code_of_a_document_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # what a block writes must not land in the repository
     run(document.read_text(encoding="utf8"), str(document))

@@ -28,6 +28,12 @@ def test_a_claim_about_a_number_that_is_missing_does_not_hold(relation):
     assert not claim(1.0, float("nan"), relation).holds
 
 
+def test_numbers_keep_all_their_digits():
+    assert not claim(1.0, 1.0 + 1e-12, within=1e-13).holds
+    assert not claim([1.0, 2.0], [1.0, 2.0 + 1e-12], within=1e-13).holds
+    assert claim(torch.tensor(0.1), torch.tensor(0.1), within=0.0).holds
+
+
 def test_a_claim_about_numbers_of_two_shapes_is_refused():
     with pytest.raises(SpecError, match=r"one shape; got \(2,\) and \(3,\), for: it is so"):
         claim([1.0, 2.0], [1.0, 2.0, 3.0])
@@ -59,6 +65,9 @@ def test_settings_are_checked_against_their_sliders():
         run(n=2.5)
     with pytest.raises(SpecError, match=r"x has the settings n, t; got 'm'"):
         run(m=1)
+    for value in ("4", None, True, float("nan"), float("inf")):
+        with pytest.raises(SpecError, match=rf"n must be a number from 2 to 8; got {value!r}"):
+            run(n=value)
 
 
 def test_an_unknown_experiment_is_refused_with_the_names_of_all():
@@ -88,6 +97,15 @@ def test_every_experiment_gives_the_same_numbers_for_the_same_seed_and_says_how_
 def test_every_experiment_draws_its_panels(each):
     figure = each.run(**each.quick).picture()
     assert sum(axes.get_visible() for axes in figure.axes) >= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("each", experiments(), ids=lambda e: e.name)
+def test_every_experiment_agrees_at_both_ends_of_every_slider(each):
+    for slider in each.sliders:
+        for end in (slider.low, slider.high):
+            outcome = each.run(seed=1, **{**each.quick, slider.name: end})
+            assert outcome.agrees, f"{slider.name} {end}\n{outcome}"
 
 
 @pytest.mark.long

@@ -7,9 +7,10 @@ from regard.cli.heads import heads
 from regard.cli.look import look
 from regard.cli.mechanisms import mechanisms
 from regard.cli.steps import steps
+from regard.cli.theory import theory
 from regard.cli.train import train
 
-for _command in (look, steps, explain, cost, heads, mechanisms, train):
+for _command in (look, steps, explain, cost, heads, mechanisms, theory, train):
     app.command()(_command)
 
 

@@ -28,12 +28,16 @@ Style = Literal["line", "dashed", "points"]
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One curve: what was found is drawn as points, what was predicted as a line, what is wrong dashed."""
+    """One curve: what was found is drawn as points, what was predicted as a line, what is wrong dashed.
+
+    Curves of one panel that are `of` the same thing, as what was found and what was predicted of it, share a colour.
+    """
 
     label: str
     x: Any
     y: Any
     style: Style = "line"
+    of: str = ""
 
     def __post_init__(self) -> None:
         x, y = (np.asarray(values, dtype=float) for values in (self.x, self.y))
@@ -53,6 +57,17 @@ class Panel:
     series: Sequence[Series]
     log_x: bool = False
     log_y: bool = False
+
+    @property
+    def colours(self) -> list[int]:
+        """The number of each curve's colour, from 0.
+
+        >>> pair = [Series("found", [1], [2], "points", of="a"), Series("formula", [1], [2], of="a")]
+        >>> Panel("", "", "", [*pair, Series("other", [1], [3])]).colours
+        [0, 0, 1]
+        """
+        things = [series.of or f"curve {n}" for n, series in enumerate(self.series)]
+        return [list(dict.fromkeys(things)).index(thing) for thing in things]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +109,11 @@ class Motion:
 
 
 def charts(panels: Sequence[Panel | Image], title: str = "") -> "Figure":
-    """All panels in one figure, three beside each other."""
+    """All panels in one figure, three beside each other; four are two by two."""
     check()
     if not panels:
         raise SpecError("charts must be of at least one panel; got none.")
-    beside = min(len(panels), MOST_BESIDE)
+    beside = 2 if len(panels) == 4 else min(len(panels), MOST_BESIDE)
     figure, rows = paper(-(-len(panels) // beside), beside, WIDTH, HEIGHT)
     places = [axes for row in rows for axes in row]
     for axes, panel in zip(places, panels, strict=False):
@@ -116,8 +131,8 @@ def _curves(axes: "Axes", panel: Panel) -> None:
         "dashed": dict(linestyle="--", linewidth=1.3),
         "points": dict(linestyle="", marker="o", markersize=4),
     }
-    for series, colour in zip(panel.series, _colours(len(panel.series)), strict=True):
-        axes.plot(series.x, series.y, label=series.label, color=colour, **looks[series.style])
+    for series, number in zip(panel.series, panel.colours, strict=True):
+        axes.plot(series.x, series.y, label=series.label, color=COLOURS[number % len(COLOURS)], **looks[series.style])
     axes.set_xscale("log" if panel.log_x else "linear")
     axes.set_yscale("log" if panel.log_y else "linear")
     _words(axes, panel)
@@ -140,8 +155,4 @@ def _words(axes: "Axes", panel: Panel | Image) -> None:
     axes.set_title(panel.title, fontsize=9, parse_math=False)
     axes.set_xlabel(panel.across, fontsize=8)
     axes.set_ylabel(panel.up, fontsize=8)
-    axes.tick_params(labelsize=7)
-
-
-def _colours(count: int) -> list[str]:
-    return [COLOURS[n % len(COLOURS)] for n in range(count)]
+    axes.tick_params(labelsize=7, which="both")

@@ -19,13 +19,20 @@ LENGTHS = [2**power for power in range(6, 21)]
 LONGEST = 2**24
 FIRST = ["all weights kept", "softmax", "causal", f"{EVERY[3].name}", "linear"]
 FLOPS = 4e12  # the most that is timed at once
+MANY = 1000  # times that are kept
 PATIENCE = 2.0  # seconds in which a call is repeated
+SIZES: tuple[dict[str, Any], ...] = (  # of models: what a file can show, and a page begins with
+    {"title": "BERT base, GPT-2", "width": 768, "heads": 12, "layers": 12, "feed_forward": 3072, "gated": False},
+    {"title": "GPT-2 XL", "width": 1600, "heads": 25, "layers": 48, "feed_forward": 6400, "gated": False},
+    {"title": "Llama 2, 7 B", "width": 4096, "heads": 32, "layers": 32, "feed_forward": 11008, "gated": True},
+    {"title": "Llama 2, 70 B", "width": 8192, "heads": 64, "layers": 80, "feed_forward": 28672, "gated": True},
+)
 
 
 def cost_names(explorer: Explorer, asked: Asked) -> Answer:
-    """The mechanisms that have a price."""
+    """The mechanisms that have a price, sizes of models, and the times that were measured so far."""
     each = [{"name": m.name, "what": m.what, "formula": m.formula, "longest": m.longest} for m in EVERY]
-    return Answer({"mechanisms": each, "first": FIRST})
+    return Answer({"mechanisms": each, "first": FIRST, "sizes": list(SIZES), "timed": explorer.timed})
 
 
 def cost(explorer: Explorer, asked: Asked) -> Answer:
@@ -131,7 +138,15 @@ def timing(explorer: Explorer, asked: Asked) -> Answer:
     explorer.tell(asked)(f"{chosen.name} over {n} tokens", None)
     with explorer.running, torch.no_grad():
         seconds = _timed(lambda: chosen.call(q, k, v))
-    return Answer({"seconds": median(seconds), "runs": len(seconds), "n": n, "mechanism": chosen.name})
+    found = {"mechanism": chosen.name, "n": n, "heads": heads, "width": width}
+    found |= {"seconds": median(seconds), "runs": len(seconds)}
+    explorer.timed = [*(each for each in explorer.timed if not _is_same(each, found)), found][-MANY:]
+    return Answer(found)
+
+
+def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether both are times of the same."""
+    return all(one[key] == other[key] for key in ("mechanism", "n", "heads", "width"))
 
 
 def _timed(call: Callable[[], Any]) -> list[float]:

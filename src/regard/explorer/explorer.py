@@ -1,10 +1,11 @@
 """All that is shown, by number, with the models that may read more. `questions.ask` answers questions about it."""
 
 import threading
-from typing import cast
+from typing import Any, cast
 
 from regard.errors import SpecError
 from regard.explorer.asked import Asked
+from regard.explorer.packing import Answer
 from regard.explorer.shown import Shown, Told
 from regard.explorer.sources import SHIPPED, Model, Writing, of_name
 
@@ -21,6 +22,8 @@ class Explorer:
         self.shown: dict[int, Shown] = dict(enumerate(shown))
         self.models = tuple(dict.fromkeys((*SHIPPED, *models)))
         self.running = threading.Lock()  # one model runs at a time: recordings would wait for each other anyway
+        self.timed: list[dict[str, Any]] = []  # what was measured on this machine, so that a file can show it
+        self.outcomes: dict[str, Answer] = {}  # of experiments that were run, likewise, by what was asked
         self._next = len(shown)
         self._lock = threading.Lock()
         self._progress: dict[str, tuple[str, float | None]] = {}

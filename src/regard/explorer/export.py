@@ -11,10 +11,13 @@ import numpy as np
 from regard.errors import SpecError
 from regard.explorer import pages
 from regard.explorer.asked import Asked
+from regard.explorer.costs import LENGTHS, SIZES
 from regard.explorer.explorer import Explorer
 from regard.explorer.maps import TILE
 from regard.explorer.packing import Answer, packed
+from regard.explorer.prices import EVERY
 from regard.explorer.shown import Shown
+from regard.worked.examples import EXAMPLES
 
 BUDGET, LARGEST = 12 * 2**20, 200 * 2**20  # bytes of answers: what is taken unless it is said, and at most
 HEADS = 64
@@ -46,6 +49,8 @@ def exported(
             size = f"cells of {2**level} x {2**level}" if level else "single weights"
             if not held.all(f"layer {layer}, head {head}, {size}", _tiles(about, whole.head.shape, level)):
                 break
+    for ran in ask(explorer, "experiments", {}).values["ran"]:
+        held.all(f"the experiment {ran['name']}", [("experiment", ran)])
     for layer, head in heads:
         about = {"shown": number, "layer": layer, "head": head}
         every = list(_cells(about, shown.map(layer, head).head.shape))
@@ -114,7 +119,19 @@ def _common(shown: Shown, number: int) -> Iterator[Key]:
     for layer in shown.layers:
         yield "thumbnails", {"shown": number, "layer": layer.number, "size": THUMBNAIL}
     yield "examples", {}
+    yield "forms", {}
+    for example in EXAMPLES.values():
+        given = {name: getattr(example, name) for name in ("x", "w_q", "w_k", "w_v")}
+        yield "steps", {**_listed(given), "tokens": list(example.words), "mask": "none", "weigh": "softmax"}
+    yield "experiments", {}
     yield "cost_names", {}
+    for size in SIZES:
+        sizes = {name: value for name, value in size.items() if name != "title"}
+        yield "cost", {"mechanisms": [each.name for each in EVERY], "lengths": LENGTHS, **sizes}
+
+
+def _listed(matrices: dict[str, Sequence[Sequence[float]]]) -> dict[str, list[list[float]]]:
+    return {name: [list(row) for row in matrix] for name, matrix in matrices.items()}
 
 
 def _tiles(about: dict[str, Any], shape: tuple[int, int], level: int) -> Iterator[Key]:

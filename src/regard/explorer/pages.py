@@ -1,4 +1,4 @@
-"""The page's files, and all its modules as one script: for a notebook's cell, and for a file that needs no other.
+"""The page's files, and all its modules as one script, which is one request instead of one a module.
 
 A module becomes a function that is called once, after those it imports, and gives back what it exports. Modules must
 import on one line each, only from files beside them, and not in a circle; they export functions, classes and constants
@@ -29,6 +29,11 @@ def content(name: str) -> bytes:
     if name not in names():
         raise LoadError(f"a file of the page must be one of {', '.join(names())}; got {name!r}.")
     return (files("regard.explorer") / "static" / name).read_bytes()
+
+
+def served() -> dict[str, bytes]:
+    """The files by name, and `page.js`, the script that `index.html` asks for."""
+    return {**{name: content(name) for name in names()}, "page.js": joined("boot.js").encode()}
 
 
 @cache

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regard.errors import RegardError, SpecError
-from regard.explorer import arithmetic, compare, costs, export, generation, overview, typed, views
+from regard.explorer import arithmetic, compare, costs, experiments, export, forms, generation, overview, typed, views
 from regard.explorer.asked import Asked
 from regard.explorer.explorer import Explorer
 from regard.explorer.packing import Answer
@@ -30,11 +30,23 @@ QUESTIONS: dict[str, Question] = {
     "export": lambda explorer, asked: export.export(explorer, asked, ask),
     "steps": typed.steps,
     "examples": typed.examples,
+    "forms": forms.forms,
+    "experiments": experiments.experiments,
+    "experiment": experiments.experiment,
     "cost": costs.cost,
     "cost_names": costs.cost_names,
     "timing": costs.timing,
 }
-LONG = {"run", "heads", "thumbnails", "generate", "timing", "export", "compare"}  # these may take many seconds
+LONG = {
+    "run",
+    "experiment",
+    "heads",
+    "thumbnails",
+    "generate",
+    "timing",
+    "export",
+    "compare",
+}  # these may take many seconds
 
 
 def ask(explorer: Explorer, name: str, params: Any = None) -> Answer:

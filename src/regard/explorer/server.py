@@ -104,7 +104,7 @@ def _listening(port: int) -> socket.socket:
 
 def application(explorer: Explorer, key: str, port: int) -> Starlette:
     """What answers, under an address that begins with the key."""
-    static = {name: pages.content(name) for name in pages.names()}  # no other file can be asked for
+    static = pages.served()  # no other file can be asked for
     pool = Threads()
     refuse = _Doors(port)
 

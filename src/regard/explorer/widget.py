@@ -29,6 +29,12 @@ class Widget(anywidget.AnyWidget):
         self.explorer = explorer
         self.on_msg(self._answer)
 
+    def __repr__(self) -> str:
+        """What a notebook that is opened without a kernel shows in the place of the page."""
+        shown = next(iter(self.explorer.shown.values()))
+        layers = len(shown.layers)
+        return f"regard.look: {shown.title or 'a recording'}, {layers} layers. Run this cell to look into it."
+
     def _answer(self, _: Any, message: Any, buffers: Any) -> None:
         """Answers a question of the page: the same number with the packed answer, or with a sentence."""
         if not isinstance(message, dict) or not isinstance(message.get("name"), str):

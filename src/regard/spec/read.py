@@ -188,7 +188,8 @@ def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
         )
     if q.dtype == k.dtype == v.dtype:
         return q, k, v
-    if torch.is_autocast_enabled(q.device.type):  # autocast mixes precisions on purpose; nothing is rounded further
+    # autocast mixes precisions on purpose; nothing is rounded further
+    if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         widest = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
         return q.to(widest), k.to(widest), v.to(widest)
     raise SpecError(

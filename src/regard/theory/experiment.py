@@ -1,5 +1,6 @@
 """An experiment: a function with settings, what its settings may be, and how it is run."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,8 @@ class Experiment:
             if slider is None:
                 names = ", ".join(known) or "none but seed"
                 raise SpecError(f"{self.name} has the settings {names}; got {name!r}.")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise SpecError(f"{name} must be a number from {slider.low:g} to {slider.high:g}; got {value!r}.")
             if slider.whole and value != int(value):
                 raise SpecError(f"{name} must be a whole number; got {value:g}.")
             if not slider.low <= value <= slider.high:

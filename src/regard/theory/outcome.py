@@ -100,4 +100,6 @@ class Outcome:
 def _numbers(values: Tensor | Sequence[Any] | float) -> Tensor:
     if isinstance(values, (list, tuple)) and values and isinstance(values[0], Tensor):
         values = torch.stack(tuple(values))
-    return torch.as_tensor(values).detach().to("cpu", torch.float64)
+    # made of numbers it would be float32 on the way, and lose half of their digits
+    found = values if isinstance(values, Tensor) else torch.as_tensor(values, dtype=torch.float64)
+    return found.detach().to("cpu", torch.float64)

@@ -39,9 +39,12 @@ async function update(context, parts) {
   const layer = layerOf(store.get());
   if (!layer) return;
   try {
-    const { query, key } = store.get();
+    const { query, key, epoch, head } = store.get();
     if (query === null || key === null) {
-      store.set(await begun(context, layer));
+      const cell = await begun(context, layer);
+      const now = store.get();
+      const isSame = now.epoch === epoch && now.layer === layer.number && now.head === head && now.query === null;
+      if (isSame && now.view === "arithmetic") store.set(cell);
       return;
     }
     const state = store.get();
@@ -52,7 +55,9 @@ async function update(context, parts) {
     parts.asked = asked;
     const { values } = await context.once("cell", params);
     if (parts.asked !== asked) return;
-    context.looked.add(JSON.stringify([layer.number, state.head, query, key]));
+    context.looked.add(
+      JSON.stringify({ epoch: state.epoch, shown: state.shown, cell: [layer.number, state.head, query, key] }),
+    );
     parts.cell = values;
     parts.across = 0;
     redraw(context, parts);

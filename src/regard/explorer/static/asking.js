@@ -30,10 +30,11 @@ export class Asking {
   async slowly(name, params, tell) {
     this.last += 1;
     const id = `page-${Date.now()}-${this.last}`;
+    let isOver = false;
     const look = async () => {
       try {
         const { values } = await this.source.ask("progress", { id });
-        if (values.text) tell(values.text, values.share);
+        if (values.text && !isOver) tell(values.text, values.share);
       } catch {
         /* the answer itself says what went wrong */
       }
@@ -42,6 +43,7 @@ export class Asking {
     try {
       return await this.source.ask(name, { ...params, progress: id });
     } finally {
+      isOver = true;
       clearInterval(timer);
     }
   }

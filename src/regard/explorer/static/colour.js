@@ -47,6 +47,17 @@ export function inkOn(colours, share) {
   return light > 140 ? "#14161a" : "#ffffff";
 }
 
+/** Told apart by people who see red and green alike, and by their lightness; the dark ones for light paper. */
+const CURVES = {
+  light: ["#0b4a78", "#b36b00", "#00795a", "#b1548a", "#2b8cbf", "#b84600", "#6d6d6d", "#101010"],
+  dark: ["#8db4ff", "#ffc457", "#45cfa2", "#eaa3c8", "#7fd0f7", "#ff9460", "#b9b9b9", "#f2f2f2"],
+};
+
+/** The colour of the n-th curve of a chart. */
+export function curveColour(n, theme) {
+  return CURVES[theme][n % CURVES[theme].length];
+}
+
 /** A hue for the n-th of several heads. */
 export function headColour(n, theme) {
   const [r, g, b] = screen(theme === "dark" ? 0.78 : 0.52, 0.14, 262 + n * 137.5);

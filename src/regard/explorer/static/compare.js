@@ -1,7 +1,9 @@
 // Two recordings side by side, with one cursor, and the difference between them.
 
+import { changedTable } from "./changedtable.js";
+import { drawPair } from "./comparechooser.js";
 import { counterpart, differenceOf, otherOf, shareOf } from "./compared.js";
-import { button, choice, element, refill, select } from "./element.js";
+import { choice, element, refill } from "./element.js";
 import { number } from "./format.js";
 import { listenToHands } from "./gestures.js";
 import { headBar } from "./headbar.js";
@@ -10,13 +12,22 @@ import { scaleName } from "./map.js";
 import { layerOf, shownOf, subjectOf } from "./subject.js";
 import { themeOf } from "./theme.js";
 
+const ONLY_ONE = {
+  server: "There is only one text yet. Type another one, or choose another model, and press Compare.",
+  widget: "There is only one recording here. To compare two, use regard look, or tape.compare(other).",
+  file: "This file holds one text. To compare two, use regard look.",
+};
+
 export function compareView(context) {
   const { store } = context;
   const parts = {
     chooser: element("form", { class: "bar" }),
     why: element("p", { class: "hint boxed", hidden: true }),
     table: element("div", { class: "changed" }),
+    maps: element("div", { class: "three" }),
     panels: {},
+    compared: null,
+    asked: 0,
   };
   for (const [name, title] of [
     ["one", "One"],
@@ -24,6 +35,7 @@ export function compareView(context) {
     ["difference", "One minus the other"],
   ])
     parts.panels[name] = panel(context, parts, name, title);
+  parts.maps.append(...Object.values(parts.panels).map((each) => each.node));
   const pooling = choice(
     "Pooling",
     [
@@ -48,11 +60,7 @@ export function compareView(context) {
     headBar(context, pooling),
     parts.chooser,
     parts.why,
-    element(
-      "div",
-      { class: "three" },
-      Object.values(parts.panels).map((each) => each.node),
-    ),
+    parts.maps,
     parts.table,
   );
 }
@@ -70,7 +78,7 @@ function panel(context, parts, name, title) {
       each.draw();
     });
   listenToHands(canvas, {
-    zoom: (factor, x = map.view.width / 2, y = map.view.height / 2) =>
+    zoom: (factor, x = map.left + map.view.width / 2, y = map.top + map.view.height / 2) =>
       together((view) => view.zoom(factor, x - map.left, y - map.top)),
     pan: (x, y) => together((view) => view.pan(x, y)),
     fit: () => together((view) => view.fit()),
@@ -102,129 +110,31 @@ async function begin(context, parts) {
   const { store } = context;
   const state = store.get();
   const other = otherOf(state);
-  drawChooser(context, parts, other);
+  drawPair(context, parts.chooser, other);
   parts.compared = null;
-  if (!other) {
-    parts.why.hidden = false;
-    refill(parts.why, "There is only one text yet. Type another one, or choose another model, and press Compare.");
-    return;
-  }
+  parts.why.hidden = Boolean(other);
+  parts.maps.hidden = !other;
+  if (!other) return refill(parts.why, ONLY_ONE[context.source.kind]);
   try {
     const { values } = await context.once("compare", { one: state.shown, other: other.id });
-    if (otherOf(store.get())?.id !== other.id) return;
+    const now = store.get();
+    if (now.epoch !== state.epoch || now.shown !== state.shown || otherOf(now)?.id !== other.id) return undefined;
     parts.compared = values;
     parts.why.hidden = !values.why;
     refill(parts.why, values.why ?? "");
-    drawTable(context, parts);
-    show(context, parts);
+    refill(parts.table, changedTable(context, values));
+    return show(context, parts);
   } catch (error) {
-    context.fail(error);
+    return context.fail(error);
   }
-}
-
-function drawChooser(context, parts, other) {
-  const { store } = context;
-  const { world, shown } = store.get();
-  const options = (not) =>
-    world.shown.filter((each) => each.id !== not).map((each) => [each.id, `${each.id}: ${each.title}`]);
-  const text = element("input", {
-    type: "text",
-    placeholder: "Another text",
-    "aria-label": "Another text",
-    class: "wide-input",
-    value: "",
-  });
-  text.value = shownOf(store.get())?.text?.slice(0, 2000) ?? "";
-  const model = select(
-    "Model of the other text",
-    world.models.map((each) => [each.name, each.name]),
-    shownOf(store.get())?.model,
-    () => {},
-  );
-  const add = async (event) => {
-    event.preventDefault();
-    try {
-      const { values } = await context.asking.slowly("run", { text: text.value, model: model.value }, context.status);
-      await context.refresh({ other: values.id });
-    } catch (error) {
-      context.fail(error);
-    } finally {
-      context.status("");
-    }
-  };
-  parts.chooser.onsubmit = add;
-  refill(
-    parts.chooser,
-    element(
-      "label",
-      { class: "field" },
-      "One ",
-      select("One", options(null), shown, (id) => store.set({ shown: Number(id) })),
-    ),
-    other
-      ? element(
-          "label",
-          { class: "field" },
-          "the other ",
-          select("The other", options(shown), other.id, (id) => store.set({ other: Number(id) })),
-        )
-      : null,
-    context.source.kind === "server"
-      ? [text, model, element("button", { type: "submit", class: "primary" }, "Compare")]
-      : null,
-  );
-}
-
-/** The heads that changed most; a click shows one. */
-function drawTable({ store }, { table, compared }) {
-  const rows = (compared.heads ?? []).slice(0, 12);
-  const names = (compared.columns ?? ["changed"])
-    .filter((name) => !["layer", "head", "path", "batch", "query", "key"].includes(name))
-    .filter((name) => typeof rows[0]?.[name] === "number");
-  refill(
-    table,
-    rows.length
-      ? element(
-          "table",
-          { class: "plain" },
-          element(
-            "thead",
-            {},
-            element(
-              "tr",
-              {},
-              element("th", {}, "head"),
-              names.map((name) => element("th", {}, name)),
-            ),
-          ),
-          element(
-            "tbody",
-            {},
-            rows.map((row) =>
-              element(
-                "tr",
-                {},
-                element(
-                  "td",
-                  {},
-                  button(`${row.layer}.${row.head}`, () => store.set({ layer: row.layer, head: row.head }), {
-                    class: "link",
-                  }),
-                ),
-                names.map((name) => element("td", { "data-name": name, "data-value": row[name] }, number(row[name]))),
-              ),
-            ),
-          ),
-        )
-      : null,
-  );
 }
 
 async function show(context, parts) {
   const state = context.store.get();
   const other = otherOf(state);
   if (!other || !parts.compared) return;
-  const { one, other: second, difference } = parts.panels;
+  parts.asked += 1;
+  const { asked, compared } = parts;
   const about = { layer: layerOf(state).number, head: state.head };
   const there = counterpart(other, about);
   try {
@@ -232,24 +142,25 @@ async function show(context, parts) {
       context.once("levels", { shown: state.shown, ...about }),
       context.once("levels", { shown: other.id, ...there }),
     ]);
-    if (context.store.get().head !== about.head || context.store.get().layer !== about.layer) return;
+    if (asked !== parts.asked || compared !== parts.compared) return;
     paint(context, parts);
-    one.map.show(subjectOf({ ...state, hide: false }, first.values));
-    second.map.show(subjectOf({ ...state, ...there, hide: false }, next.values, other.id));
-    one.heading.textContent = shownOf(state).title;
-    second.heading.textContent =
-      there.layer === about.layer && there.head === about.head
-        ? other.title
-        : `${there.layer}.${there.head} of ${other.title}`;
-    difference.map.show(
-      parts.compared.fits ? differenceOf(state, first.values, other.id) : shareOf(state, other.id, there),
-    );
-    difference.heading.textContent = parts.compared.fits
-      ? "One minus the other"
-      : "One minus the other, as shares of their lengths";
+    showMaps(state, other, there, [first.values, next.values], parts);
   } catch (error) {
     context.fail(error);
   }
+}
+
+function showMaps(state, other, there, [first, next], { panels, compared }) {
+  const { one, other: second, difference } = panels;
+  one.map.show(subjectOf({ ...state, hide: false }, first));
+  second.map.show(subjectOf({ ...state, ...there, hide: false }, next, other.id));
+  one.heading.textContent = shownOf(state).title;
+  const isSame = there.layer === layerOf(state).number && there.head === state.head;
+  second.heading.textContent = isSame ? other.title : `${there.layer}.${there.head} of ${other.title}`;
+  difference.map.show(compared.fits ? differenceOf(state, first, other.id) : shareOf(state, other.id, there));
+  difference.heading.textContent = compared.fits
+    ? "One minus the other"
+    : "One minus the other, as shares of their lengths";
 }
 
 function paint({ store }, { panels }) {

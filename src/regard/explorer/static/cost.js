@@ -1,30 +1,34 @@
 // What attention costs against the length: operations and memory by formula, time by measuring here.
 
-import { logChart } from "./chart.js";
+import { chart } from "./chart.js";
 import { headColour } from "./colour.js";
+import { curvesOf } from "./costcurves.js";
+import { sizeChooser } from "./costsizes.js";
+import { measureEach } from "./costtimes.js";
 import { apart, crossingsOf } from "./crossings.js";
 import { button, choice, element, refill } from "./element.js";
-import { count, large, seconds } from "./format.js";
+import { large, power, seconds } from "./format.js";
 import { themeOf } from "./theme.js";
 
 const LENGTHS = Array.from({ length: 15 }, (_, n) => 2 ** (6 + n)); // 64 to a million
-const MEASURED = [256, 512, 1024, 2048, 4096];
 const PATIENCE = 150;
 
 export function costView(context) {
+  const isFile = context.source.kind === "file";
   const parts = {
     chart: element("div", { class: "chart-box" }),
     table: element("div", { class: "crossings" }),
     names: element("div", { class: "filter", role: "group", "aria-label": "Mechanisms" }),
+    sizes: element("div"),
     told: element("span", { class: "told", role: "status" }),
-    chosen: null,
+    chosen: [],
     known: [],
     answer: null,
-    times: new Map(),
+    timed: [],
     what: "flops",
     timer: 0,
     asked: 0,
-    gone: false,
+    isGone: false,
     model: { width: 768, heads: 12, layers: 12, feed_forward: 3072, gated: false },
   };
   const kinds = choice(
@@ -40,12 +44,17 @@ export function costView(context) {
       draw(context, parts);
     },
   );
-  const measure = button("Measure on this machine", () => measureAll(context, parts, kinds), { id: "measure" });
-  context.listen((_, changed) => {
-    if (changed.has("theme") || changed.has("dusk")) draw(context, parts);
+  const measure = button("Measure on this machine", () => measureAll(context, parts, kinds, measure), {
+    id: "measure",
   });
+  context.listen((_, changed) => {
+    if (changed.has("theme") || changed.has("dusk")) redraw(context, parts);
+  });
+  const watch = new ResizeObserver(() => draw(context, parts));
+  watch.observe(parts.chart);
   context.end(() => {
-    parts.gone = true;
+    watch.disconnect();
+    parts.isGone = true;
     clearTimeout(parts.timer);
   });
   begin(context, parts);
@@ -60,14 +69,21 @@ export function costView(context) {
         {},
         "What one forward pass costs, against the number of tokens. Both axes are logarithmic: a steeper line grows by a higher power.",
       ),
+      isFile
+        ? element(
+            "p",
+            { class: "hint" },
+            "This file holds the curves of these models. For other sizes, and to measure times, use regard look.",
+          )
+        : null,
     ),
     element(
       "div",
       { class: "bar" },
       kinds,
-      sizes(context, parts),
+      parts.sizes,
       element("div", { class: "grow" }),
-      context.source.kind === "file" ? null : measure,
+      isFile ? null : measure,
       parts.told,
     ),
     element("div", { class: "bar" }, parts.names),
@@ -76,53 +92,21 @@ export function costView(context) {
   );
 }
 
-function sizes(context, parts) {
-  const field = (name, words, least, most) => {
-    const input = element("input", {
-      type: "number",
-      min: least,
-      max: most,
-      value: parts.model[name],
-      class: "short",
-      "aria-label": words,
-    });
-    input.value = parts.model[name];
-    input.addEventListener("input", () => {
-      const typed = Math.round(Number(input.value));
-      if (!(typed >= least && typed <= most)) return;
-      parts.model[name] = typed;
-      clearTimeout(parts.timer);
-      parts.timer = setTimeout(() => update(context, parts), PATIENCE);
-    });
-    return element("label", { class: "field" }, `${words} `, input);
-  };
-  const gated = element("input", {
-    type: "checkbox",
-    onchange: () => {
-      parts.model.gated = gated.checked;
-      update(context, parts);
-    },
-  });
-  return element(
-    "div",
-    { class: "options" },
-    field("width", "Width", 16, 65536),
-    field("heads", "Heads", 1, 256),
-    field("layers", "Layers", 1, 400),
-    field("feed_forward", "Feed-forward", 16, 262144),
-    element("label", { class: "check", title: "a feed-forward part of three matrices" }, gated, " gated"),
-  );
-}
-
 async function begin(context, parts) {
   try {
-    const { values } = await context.once("cost_names", {});
+    const { values } = await context.ask("cost_names", {});
     parts.known = values.mechanisms;
     parts.chosen = values.first;
+    parts.timed = values.timed;
+    const later = () => {
+      clearTimeout(parts.timer);
+      parts.timer = setTimeout(() => update(context, parts), PATIENCE);
+    };
+    refill(parts.sizes, sizeChooser(values.sizes, parts.model, context.source.kind !== "file", later));
+    await update(context, parts);
   } catch (error) {
     context.fail(error);
   }
-  await update(context, parts);
 }
 
 async function update(context, parts) {
@@ -132,11 +116,15 @@ async function update(context, parts) {
     const { values } = await context.once("cost", { mechanisms: parts.chosen, lengths: LENGTHS, ...parts.model });
     if (asked !== parts.asked) return;
     parts.answer = values;
-    drawNames(context, parts);
-    draw(context, parts);
+    redraw(context, parts);
   } catch (error) {
     context.fail(error);
   }
+}
+
+function redraw(context, parts) {
+  drawNames(context, parts);
+  draw(context, parts);
 }
 
 function drawNames(context, parts) {
@@ -144,20 +132,18 @@ function drawNames(context, parts) {
   refill(
     parts.names,
     parts.known.map(({ name, what, formula }, n) => {
-      const node = button(
-        name,
-        () => {
-          parts.chosen = parts.chosen.includes(name) ? parts.chosen.filter((x) => x !== name) : [...parts.chosen, name];
-          if (!parts.chosen.length) parts.chosen = [name];
-          update(context, parts);
-        },
-        {
-          class: "chip head-chip",
-          "aria-pressed": String(parts.chosen.includes(name)),
-          "data-name": name,
-          title: `${what}: ${formula}`,
-        },
-      );
+      const isChosen = parts.chosen.includes(name);
+      const press = () => {
+        const next = isChosen ? parts.chosen.filter((x) => x !== name) : [...parts.chosen, name];
+        parts.chosen = next.length ? next : [name];
+        update(context, parts);
+      };
+      const node = button(name, press, {
+        class: "chip head-chip",
+        "aria-pressed": String(isChosen),
+        "data-name": name,
+        title: `${what}: ${formula}`,
+      });
       node.style.setProperty("--own", headColour(n, theme));
       return node;
     }),
@@ -166,46 +152,21 @@ function drawNames(context, parts) {
 
 function draw(context, parts) {
   if (!parts.answer) return;
-  const theme = themeOf(context.store.get());
-  const place = (name) => parts.known.findIndex((each) => each.name === name);
-  const unit = { flops: (y) => large(y, "FLOP"), bytes: (y) => large(y, "B"), seconds }[parts.what];
-  const isTime = parts.what === "seconds";
-  const curves = isTime
-    ? [...parts.times].map(([name, points]) => ({
-        name,
-        title: name,
-        colour: headColour(place(name), theme),
-        points,
-        dots: true,
-      }))
-    : parts.answer.curves.map((curve) => ({
-        name: curve.name,
-        title: curve.name,
-        colour: headColour(place(curve.name), theme),
-        points: LENGTHS.map((n, at) => [n, curve[parts.what][at]]),
-      }));
-  const { rest } = parts.answer;
-  if (rest?.[parts.what])
-    curves.push({
-      name: "rest",
-      title: rest.name,
-      colour: "var(--soft)",
-      points: LENGTHS.map((n, at) => [n, rest[parts.what][at]]),
-      dashed: true,
-    });
+  const curves = curvesOf(parts, themeOf(context.store.get()));
   const crossings = parts.what === "flops" ? crossingsOf(parts.answer) : [];
+  const unit = { flops: (y) => large(y, "FLOP"), bytes: (y) => large(y, "B"), seconds }[parts.what];
   refill(
     parts.chart,
-    isTime && !curves.length
-      ? element("p", { class: "hint boxed" }, "Nothing has been measured yet: press “Measure on this machine”.")
-      : logChart({
+    curves.length
+      ? chart({
           curves,
           marks: apart(crossings.filter((each) => each.y)),
-          tellX: (n) => (n >= 1024 ? `${count(n / 1024)}k` : String(n)),
-          tellY: unit,
           label: "Cost against length",
-          nameX: "tokens",
-        }),
+          size: [Math.max(340, Math.min(1120, parts.chart.clientWidth || 1120)), 400],
+          x: { name: "tokens", isLog: true, base: 2, tell: power },
+          y: { isLog: true, tell: unit },
+        })
+      : element("p", { class: "hint boxed" }, notMeasured(context)),
   );
   refill(
     parts.table,
@@ -219,29 +180,26 @@ function draw(context, parts) {
   );
 }
 
-/** One after another, the short ones first. */
-async function measureAll(context, parts, kinds) {
+function notMeasured({ source }) {
+  return source.kind === "file"
+    ? "No times were measured for this model before the file was made."
+    : "Nothing has been measured yet for heads like these: press “Measure on this machine”.";
+}
+
+async function measureAll(context, parts, kinds, pressed) {
   parts.what = "seconds";
   kinds.mark("seconds");
-  parts.times.clear();
-  const { heads, width } = parts.model;
-  for (const n of MEASURED) {
-    for (const name of parts.chosen) {
-      if (parts.gone) return;
-      parts.told.textContent = `measuring ${name} at ${n} tokens …`;
-      try {
-        const { values } = await context.ask("timing", {
-          mechanism: name,
-          n,
-          heads: Math.min(heads, 8),
-          width: Math.max(8, Math.round(width / heads)),
-        });
-        parts.times.set(name, [...(parts.times.get(name) ?? []), [n, values.seconds]]);
-        draw(context, parts);
-      } catch (error) {
-        context.fail(error);
-      }
-    }
-  }
-  parts.told.textContent = "";
+  pressed.disabled = true;
+  draw(context, parts);
+  const tell = (words) => {
+    parts.told.textContent = words;
+  };
+  const isSame = (one, other) => ["mechanism", "n", "heads", "width"].every((name) => one[name] === other[name]);
+  const take = (found) => {
+    parts.timed = [...parts.timed.filter((each) => !isSame(each, found)), found];
+    draw(context, parts);
+  };
+  await measureEach(context, parts.chosen, { ...parts.model }, { tell, take, isOver: () => parts.isGone });
+  tell("");
+  pressed.disabled = false;
 }

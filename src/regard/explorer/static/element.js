@@ -29,9 +29,19 @@ function filled(node, properties, children) {
   return node;
 }
 
-/** Takes out what an element holds and puts in something else. */
+/** Takes out what an element holds and puts in something else; the focus stays on what has the same name. */
 export function refill(node, ...children) {
+  const focused = node.getRootNode().activeElement;
+  const name = focused && node.contains(focused) ? nameOf(focused) : null;
   node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  if (name === null) return;
+  const same = [...node.querySelectorAll("button, input, select, a")].find((each) => nameOf(each) === name);
+  same?.focus({ preventScroll: true });
+}
+
+/** What a control is called, whoever made it. */
+function nameOf(node) {
+  return `${node.tagName} ${node.getAttribute("aria-label") ?? node.labels?.[0]?.textContent ?? node.textContent}`;
 }
 
 /** A button that shows text; `properties` as in `element`. */

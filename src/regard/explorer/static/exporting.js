@@ -7,6 +7,7 @@ import { layerOf, shownOf } from "./subject.js";
 
 const MOST_CELLS = 10_000; // of a drawing; beyond that, it holds a picture
 const MOST_HEADS = 64;
+const LONGEST = 512; // tokens up to which a file takes all heads
 
 export function exportMenu(context) {
   const list = element("div", { class: "menu-list" });
@@ -30,13 +31,19 @@ export function exportMenu(context) {
   list.append(
     item("The map as PNG", "As it is on the screen", () => savePng(context)),
     item("The map as SVG", "As it is on the screen, to be scaled", () => saveSvg(context)),
-    item("A link to this view", "Copies the address", async () => {
+  );
+  if (context.source.kind !== "widget") {
+    const copy = async () => {
       await navigator.clipboard.writeText(location.href);
       context.say("The address was copied.");
-    }),
-  );
+    };
+    list.append(item("A link to this view", "Copies the address", copy));
+  }
   node.addEventListener("focusout", (event) => {
     if (event.relatedTarget && !node.contains(event.relatedTarget)) node.open = false;
+  });
+  context.root.addEventListener("pointerdown", (event) => {
+    if (!node.contains(event.target)) node.open = false;
   });
   node.addEventListener("keydown", (event) => {
     if (event.key === "Escape") node.open = false;
@@ -44,16 +51,20 @@ export function exportMenu(context) {
   return node;
 }
 
-/** All heads of a text that is not long, else those of the layer. */
+/** All heads of a text that is not long, else those of the layer; the one that is looked at first. */
 async function saveFile(context) {
   const state = context.store.get();
   const all = shownOf(state).layers.flatMap((layer) => layer.heads.map((head) => [layer.number, head]));
   const mine = layerOf(state).heads.map((head) => [layerOf(state).number, head]);
-  const heads = all.length <= MOST_HEADS && layerOf(state).keys <= 512 ? all : mine;
+  const some = all.length <= MOST_HEADS && layerOf(state).keys <= LONGEST ? all : mine;
+  const isOpen = ([layer, head]) => layer === state.layer && head === state.head;
+  const heads = [...some.filter(isOpen), ...some.filter((each) => !isOpen(each))];
   context.status("the file is written", null);
   try {
-    const cells = [...context.looked].map((each) => JSON.parse(each));
-    const { arrays } = await context.asking.slowly("export", { shown: state.shown, heads, cells }, context.status);
+    const looked = [...context.looked].map((each) => JSON.parse(each));
+    const isMine = ({ epoch, shown }) => epoch === state.epoch && shown === state.shown;
+    const asked = { shown: state.shown, heads, cells: looked.filter(isMine).map((each) => each.cell) };
+    const { arrays } = await context.asking.slowly("export", asked, context.status);
     save(new Blob([arrays.html.data], { type: "text/html" }), "regard.html");
   } finally {
     context.status("");
@@ -87,7 +98,7 @@ async function saveSvg(context) {
 }
 
 /** The part of the map in view as a drawing: a rectangle a weight, with tokens at the sides. */
-export function svgOf(map) {
+function svgOf(map) {
   const { view, canvas } = map;
   const style = getComputedStyle(canvas);
   const svg = drawn("svg", {

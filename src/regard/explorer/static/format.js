@@ -31,6 +31,12 @@ export function count(n) {
   return String(Math.round(n)).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 }
 
+/** A number of tokens: in units of 1024, where it has them. */
+export function power(n) {
+  if (n >= 2 ** 20) return `${count(n / 2 ** 20)}M`;
+  return n >= 1024 ? `${count(n / 1024)}k` : String(n);
+}
+
 /** A large quantity with a letter: 1.2 G. */
 export function large(x, unit) {
   const names = ["", "k", "M", "G", "T", "P", "E"];

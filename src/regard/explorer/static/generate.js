@@ -5,6 +5,7 @@ import { label, number } from "./format.js";
 import { headBar } from "./headbar.js";
 import { barList, topOf } from "./looks.js";
 import { layerOf, shownOf, tokensOf } from "./subject.js";
+import { sureStrip } from "./surestrip.js";
 import { TextFlow } from "./textflow.js";
 
 const FRAME = 700; // milliseconds a step when it plays
@@ -56,7 +57,7 @@ function generatedOf(state) {
 
 function makeForm(context, parts) {
   const chosen = { count: 24, temperature: 0, seed: 0 };
-  const go = element("button", { type: "submit", class: "primary" }, "Continue");
+  const submit = element("button", { type: "submit", class: "primary" }, "Continue");
   const count = slider("Tokens", [1, 128, 1], chosen.count, String, (n) => {
     chosen.count = n;
   });
@@ -70,10 +71,10 @@ function makeForm(context, parts) {
     },
   );
   const seed = element("input", { type: "number", min: 0, value: 0, "aria-label": "Seed", class: "short" });
-  parts.form.append(count, temperature, element("label", { class: "field" }, "Seed ", seed), go);
+  parts.form.append(count, temperature, element("label", { class: "field" }, "Seed ", seed), submit);
   parts.form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    go.disabled = true;
+    submit.disabled = true;
     try {
       const { shown } = context.store.get();
       const { values } = await context.asking.slowly(
@@ -93,7 +94,7 @@ function makeForm(context, parts) {
     } catch (error) {
       context.fail(error);
     } finally {
-      go.disabled = false;
+      submit.disabled = false;
       context.status("");
     }
   });
@@ -106,6 +107,7 @@ function build(context, parts) {
   parts.flow.show(tokensOf(shown, layerOf(state)).columns);
   parts.form.hidden = !shown.can_generate;
   clearInterval(parts.playing);
+  parts.playing = 0;
   if (!made) {
     refill(
       parts.scrub,
@@ -144,7 +146,8 @@ function build(context, parts) {
     },
     { id: "play" },
   );
-  refill(parts.scrub, play, bar);
+  parts.sure = sureStrip(made.steps, (position) => go(context, position));
+  refill(parts.scrub, play, bar, parts.sure);
   if (state.step === null || state.step < made.first || state.step > last) context.store.set({ step: made.first });
   parts.asked = "";
   update(context, parts);
@@ -168,10 +171,13 @@ async function update(context, parts) {
   const made = generatedOf(state);
   if (!made || state.step === null) return;
   parts.bar.put(state.step);
+  parts.sure.mark(state.step);
   const layer = layerOf(state);
   const query = state.step - 1 - layer.first;
   const asked = `${state.epoch} ${state.shown} ${layer.number} ${state.head} ${query}`;
-  if (asked !== parts.asked && query >= 0 && query < layer.queries) {
+  const isInside = query >= 0 && query < layer.queries;
+  if (asked !== parts.asked) parts.weights = null; // those of another step say nothing about this one
+  if (asked !== parts.asked && isInside) {
     parts.asked = asked;
     try {
       const { arrays } = await context.ask("row", {

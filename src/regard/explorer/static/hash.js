@@ -1,7 +1,15 @@
 // The state that a link carries, as the part of an address after "#".
 
 const NUMBERS = ["shown", "layer", "head", "query", "key", "mass", "from", "step", "other"];
-const NAMES = ["view", "pool", "scale", "palette", "measure", "order", "kind", "theme", "side"];
+const NAMES = ["view", "pool", "scale", "palette", "measure", "order", "kind", "theme", "side", "experiment"];
+const CHOICES = {
+  pool: ["mean", "max"],
+  scale: ["auto", "linear", "log", "rank"],
+  palette: ["ink", "meadow"],
+  order: ["place", "largest", "smallest"],
+  theme: ["auto", "light", "dark"],
+  side: ["query", "key"],
+};
 const SWITCHES = ["words", "hide"];
 const LISTS = ["locked", "heads", "place"];
 const LONGEST = 600; // letters of text that a link carries, so that it can be run again elsewhere
@@ -28,7 +36,10 @@ export function toHash(state, initial) {
 export function fromHash(hash) {
   const found = new URLSearchParams(hash.replace(/^#/, ""));
   const state = {};
-  for (const name of NAMES) if (found.has(name)) state[name] = found.get(name);
+  for (const name of NAMES) {
+    const value = found.get(name);
+    if (value !== null && (CHOICES[name] ?? [value]).includes(value)) state[name] = value;
+  }
   for (const name of NUMBERS) {
     if (found.has(name) && Number.isFinite(Number(found.get(name)))) state[name] = Number(found.get(name));
   }

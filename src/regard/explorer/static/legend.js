@@ -32,10 +32,10 @@ export function legendOf(node, map, scale, { store }) {
   );
   refill(
     node,
-    element("span", {}, look.signed ? `−${ends[1]}` : ends[0]),
+    element("span", {}, ends[0]),
     bar,
     element("span", {}, ends[1]),
     element("span", { class: "level" }, level),
-    look.signed ? null : palettes,
+    palettes,
   );
 }

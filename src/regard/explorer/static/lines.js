@@ -25,6 +25,8 @@ export function linesView(context) {
     scroll: element("div"),
     answer: null,
     asked: "",
+    range: "",
+    slider: null,
   };
   const mass = slider(
     "Mass",
@@ -93,20 +95,9 @@ function move(context, parts, by) {
 async function update(context, parts) {
   const state = context.store.get();
   if (!parts.stage.clientHeight) return;
-  const { from, to, room, most, layer } = frame(context, parts);
+  const { from, to, layer } = frame(context, parts);
   drawHeads(context, parts);
-  refill(
-    parts.scroll,
-    most > room
-      ? slider(
-          "From token",
-          [0, most - room, 1],
-          from,
-          (n) => `${n} to ${Math.min(most, n + room) - 1}`,
-          (n) => context.store.set({ from: n }),
-        )
-      : null,
-  );
+  drawScroll(context, parts);
   const params = {
     shown: state.shown,
     layer: layer.number,
@@ -129,6 +120,19 @@ async function update(context, parts) {
   } catch (error) {
     context.fail(error);
   }
+}
+
+/** Where the lines begin, for texts that are longer than the screen. A slider that is being dragged must stay. */
+function drawScroll(context, parts) {
+  const { from, room, most } = frame(context, parts);
+  const range = most > room ? `${room} ${most}` : "";
+  if (range === parts.range) return parts.slider?.put(from);
+  parts.range = range;
+  const words = (n) => `${n} to ${Math.min(most, n + room) - 1}`;
+  parts.slider = range
+    ? slider("From token", [0, most - room, 1], from, words, (n) => context.store.set({ from: n }))
+    : null;
+  return refill(parts.scroll, parts.slider);
 }
 
 function drawHeads({ store }, { heads: node }) {

@@ -11,6 +11,8 @@ import { keepTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
 import { VIEWS } from "./views.js";
 
+const NOTHING = "Nothing has been read yet. Type a sentence above.";
+
 /**
  * Begins the explorer inside an element; gives back what ends it.
  * @param {HTMLElement} root
@@ -18,7 +20,7 @@ import { VIEWS } from "./views.js";
  */
 export function start(root, source) {
   const linked = source.kind === "widget" ? { state: {} } : fromHash(location.hash);
-  const store = createStore({ ...INITIAL, epoch: 0, ...linked.state });
+  const store = createStore({ ...INITIAL, ...linked.state });
   root.classList.add("regard");
   const context = contextOf(root, source, store);
   const page = shell(context);
@@ -45,6 +47,7 @@ function contextOf(root, source, store) {
     fail: () => {},
     status: () => {},
     made: new Set(), // numbers of what this page let models read
+    runs: 0, // how often it did
     looked: new Set(), // cells whose arithmetic was looked at, for the file
     maps: [], // those in view, for pictures
   };
@@ -83,7 +86,7 @@ function followViews(context, main) {
     const state = context.store.get();
     const found = VIEWS.find((each) => each.name === state.view) ?? VIEWS[0];
     const ready = found.needsText === false || shownOf(state);
-    const name = ready ? found.name : "waiting";
+    const name = ready ? found.name : `waiting ${Boolean(state.world)}`;
     if (open === name) return;
     close();
     open = name;
@@ -93,10 +96,7 @@ function followViews(context, main) {
       listen: (listener) => ends.push(context.store.listen(listener)),
       end: (last) => ends.push(last),
     };
-    refill(
-      main,
-      ready ? found.make(inner) : element("p", { class: "empty" }, "Nothing has been read yet. Type a sentence above."),
-    );
+    refill(main, ready ? found.make(inner) : element("p", { class: "empty" }, state.world ? NOTHING : "One moment …"));
     main.scrollTop = 0;
     close = () => ends.forEach((end) => end());
   };

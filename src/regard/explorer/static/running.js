@@ -5,10 +5,13 @@ export async function run(context, text, model) {
   const { shown } = context.store.get();
   const into = context.made.has(shown) ? { into: shown } : {};
   const tell = (words, share) => context.status(words, share);
+  context.runs += 1;
+  const mine = context.runs;
   context.status("the model reads", null);
   try {
     const { values } = await context.asking.slowly("run", { text, model, ...into }, tell);
     context.made.add(values.id);
+    if (mine !== context.runs) return; // somebody has asked for another text since
     await context.refresh({
       shown: values.id,
       query: null,
@@ -22,6 +25,6 @@ export async function run(context, text, model) {
       scale: "auto",
     });
   } finally {
-    context.status("");
+    if (mine === context.runs) context.status("");
   }
 }

@@ -119,7 +119,7 @@ function sentence(context) {
       : "";
   };
   store.listen((state, changed) => {
-    if (changed.has("world") || changed.has("shown")) fill(state, text, model);
+    if (state.world && (changed.has("world") || changed.has("shown"))) fill(state, text, model);
   });
   return form;
 }
@@ -137,11 +137,13 @@ function fill(state, text, model) {
   if (typed && document.activeElement !== text) text.value = typed.slice(0, LONGEST);
 }
 
-function title({ store }) {
+function title(context) {
   const node = element("div", { class: "grow title" });
-  store.listen((state) => {
-    node.textContent = shownOf(state)?.title ?? "";
-  });
+  const status = element("span", { class: "status", role: "status" });
+  context.status = (words) => {
+    status.textContent = words ? ` ${words} …` : "";
+  };
+  context.store.listen((state) => refill(node, shownOf(state)?.title ?? "", status));
   return node;
 }
 
@@ -205,5 +207,7 @@ function summary(shown) {
   if (!shown) return "";
   const heads = shown.layers.reduce((sum, layer) => sum + layer.heads.length, 0);
   const tokens = shown.texts.map((text) => count(text.tokens.length)).join(" and ");
-  return `${shown.model || shown.title} · ${shown.layers.length} layers, ${heads} heads · ${tokens} tokens`;
+  const counted = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+  const size = `${counted(shown.layers.length, "layer")}, ${counted(heads, "head")}`;
+  return `${shown.model || shown.title} · ${size} · ${tokens} tokens`;
 }

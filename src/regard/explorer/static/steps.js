@@ -4,7 +4,7 @@ import { codeBox } from "./codebox.js";
 import { choice, element, refill, select, slider } from "./element.js";
 import { number } from "./format.js";
 import { matrixInput } from "./matrixinput.js";
-import { matrix } from "./vectors.js";
+import { stageCards } from "./stagecards.js";
 
 const COLOURS = { q: "query", k: "key", v: "value", w_q: "query", w_k: "key", w_v: "value", x: "ink" };
 const NAMES = { x: "X", w_q: "W_Q", w_k: "W_K", w_v: "W_V", q: "Q", k: "K", v: "V" };
@@ -56,6 +56,13 @@ export function stepsView(context) {
         {},
         "Attention on matrices small enough to read. Change any number, or paste a matrix, and watch what becomes of it.",
       ),
+      context.source.kind === "file"
+        ? element(
+            "p",
+            { class: "hint" },
+            "In this file the page itself computes. Further normalisers, dropout, and the lines of torch for numbers that you change need Python: use regard look, or regard.steps.",
+          )
+        : null,
     ),
     element("div", { class: "bar" }, parts.presets, element("div", { class: "grow" }), parts.choices),
     parts.note,
@@ -69,7 +76,7 @@ async function begin(context, parts) {
   try {
     const { values } = await context.once("examples", {});
     parts.examples = values.examples;
-    refill(parts.choices, options(context, parts, values));
+    refill(parts.choices, options(context, parts, { ...values, ...(await possible(context)) }));
   } catch (error) {
     context.fail(error);
   }
@@ -79,6 +86,13 @@ async function begin(context, parts) {
     choice("Examples", all, parts.examples[0]?.name ?? "", (name) => take(context, parts, name)),
   );
   take(context, parts, parts.examples[0]?.name ?? "");
+}
+
+/** What can be chosen: in a file, which has no Python, what the page can compute itself. */
+async function possible(context) {
+  if (context.source.kind !== "file") return { hasDropout: true };
+  const { values } = await context.once("forms", {});
+  return { weighings: Object.keys(values.stages), hasDropout: false };
 }
 
 /** Takes the matrices of an example. */
@@ -115,7 +129,7 @@ function take(context, parts, name) {
   update(context, parts);
 }
 
-function options(context, parts, { masks, weighings }) {
+function options(context, parts, { masks, weighings, hasDropout }) {
   const put = (patch) => {
     Object.assign(parts.options, patch);
     later(context, parts);
@@ -138,8 +152,8 @@ function options(context, parts, { masks, weighings }) {
       "Temperature",
       [-1, 1, 0.05],
       0,
-      (x) => number(10 ** x, 2),
-      (x) => put({ temperature: 10 ** x }),
+      (x) => number(power(x), 2),
+      (x) => put({ temperature: power(x) }),
     ),
     slider(
       "Scale",
@@ -148,14 +162,21 @@ function options(context, parts, { masks, weighings }) {
       (x) => (x ? number(x, 2) : "1/√d"),
       (x) => put({ scale: x || null }),
     ),
-    slider(
-      "Dropout",
-      [0, 0.9, 0.1],
-      0,
-      (x) => `${Math.round(100 * x)} %`,
-      (x) => put({ dropout: x }),
-    ),
+    hasDropout
+      ? slider(
+          "Dropout",
+          [0, 0.9, 0.1],
+          0,
+          (x) => `${Math.round(100 * x)} %`,
+          (x) => put({ dropout: x }),
+        )
+      : null,
   ];
+}
+
+/** A power of ten as people write it: formulas show it, too. */
+function power(x) {
+  return Number((10 ** x).toPrecision(3));
 }
 
 function later(context, parts) {
@@ -179,60 +200,19 @@ async function update(context, parts) {
       ...(parts.tokens ? { tokens: parts.tokens } : {}),
       ...chosen,
     });
-    if (asked === parts.asked) drawStages(context, parts, values);
+    if (asked === parts.asked) draw(context, parts, values);
   } catch (error) {
     if (asked === parts.asked) refill(parts.stages, element("p", { class: "refused", role: "alert" }, error.message));
   }
 }
 
-/** Every stage but those that are typed in. */
-function drawStages(context, parts, { formula, stages, queries = [], keys = [], all_code, all_latex }) {
+function draw(context, parts, answer) {
   const typed = new Set(Object.keys(parts.given).map((name) => NAMES[name]));
-  refill(parts.formula, formula);
-  refill(parts.code, codeBox(context, "The same in torch", all_code), codeBox(context, "The same in LaTeX", all_latex));
+  refill(parts.formula, answer.formula);
+  refill(parts.stages, stageCards(answer, typed));
   refill(
-    parts.stages,
-    stages
-      .filter((stage) => !typed.has(stage.name))
-      .map((stage, n) =>
-        element(
-          "article",
-          { class: "stage-card", "data-stage": stage.name },
-          element(
-            "header",
-            {},
-            element("span", { class: "no" }, n + 1),
-            element("h3", {}, stage.title ?? stage.name),
-            stage.formula ? element("code", {}, stage.formula) : null,
-          ),
-          stage.words ? element("p", {}, stage.words) : null,
-          element("div", { class: "scroll" }, pictured(stage, queries, keys)),
-        ),
-      ),
+    parts.code,
+    codeBox(context, "The same in torch", answer.all_code),
+    codeBox(context, "The same in LaTeX", answer.all_latex),
   );
-}
-
-/** A stage's numbers as a matrix: one number as 1 × 1, a vector as a column, three axes one after another. */
-function pictured(stage, queries, keys) {
-  const { values } = stage;
-  const depth = (x) => (Array.isArray(x) ? 1 + depth(x[0]) : 0);
-  const axes = stage.axes ?? [];
-  const names = (axis) => (({ query: queries, key: keys })[axis] ?? []).map(String);
-  const colour = colourOf(stage.name);
-  if (depth(values) === 0) return matrix([[values]], { colour });
-  if (depth(values) === 1)
-    return matrix(
-      values.map((x) => [x]),
-      { rows: names(axes[0]), colour },
-    );
-  if (depth(values) === 2) return matrix(values, { rows: names(axes[0]), columns: names(axes[1]), colour });
-  return element(
-    "div",
-    { class: "stack" },
-    values.map((each) => matrix(each, { rows: names(axes[1]), columns: names(axes[2]), colour })),
-  );
-}
-
-function colourOf(name) {
-  return { Q: "query", K: "key", V: "value", output: "value" }[name] ?? "query";
 }

@@ -28,6 +28,7 @@ export function createStore(initial) {
 export const INITIAL = {
   view: "overview",
   world: null, // the answer to "state"
+  epoch: 0, // how often it was asked for: what was answered before may be about other texts
   shown: 0,
   layer: null,
   head: null,
@@ -50,5 +51,7 @@ export const INITIAL = {
   from: 0,
   step: null,
   other: null,
+  experiment: "", // of the theory
   theme: "auto",
+  dusk: false, // changes when it becomes dark or light around the page
 };

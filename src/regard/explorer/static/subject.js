@@ -34,7 +34,8 @@ export function fitting(state) {
   const layer = layerOf(state);
   if (!layer) return {};
   const head = layer.heads.includes(state.head) ? state.head : layer.heads[0];
-  const isInside = state.query !== null && state.key !== null && state.query < layer.queries && state.key < layer.keys;
+  const isIn = (n, length) => n !== null && n >= 0 && n < length;
+  const isInside = isIn(state.query, layer.queries) && isIn(state.key, layer.keys);
   const cell = isInside ? { query: state.query, key: state.key } : { query: null, key: null };
   const locked = state.locked.filter((token) => token < Math.max(layer.keys, layer.queries));
   return { layer: layer.number, head, ...cell, ...(locked.length < state.locked.length ? { locked } : {}) };

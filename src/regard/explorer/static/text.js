@@ -112,7 +112,7 @@ async function update(context, parts) {
     try {
       const found = await lookUp(context, state, layer, what);
       if (parts.asked !== asked) return;
-      parts.found = { ...found, what };
+      parts.found = found;
     } catch (error) {
       context.fail(error);
       return;

@@ -6,6 +6,7 @@ import { visible } from "./format.js";
 const AROUND = 6; // lines above and below that are kept ready
 const PADDING = 4; // pixels that a token is wider than its letters
 const SHORT = 60; // tokens up to which a text is written large
+const GAP = 6; // pixels between tokens that have no spaces of their own
 const NO_TOKEN = -1;
 
 /**
@@ -23,6 +24,7 @@ export class TextFlow {
     this.mark = () => null;
     this.cursor = NO_TOKEN;
     this.high = 34; // pixels a line
+    this.gap = 0;
     this.spans = new Map();
     this.inner = element("div", { class: "flow-inner" });
     this.node = element(
@@ -43,6 +45,8 @@ export class TextFlow {
   /** @param {string[]} tokens @param {number[]|null} words the number of its word for each token, to show words */
   show(tokens, words = null) {
     this.node.classList.toggle("large", tokens.length <= SHORT);
+    this.gap = tokens.some((text) => /\s/.test(text)) ? 0 : GAP; // tokens without spaces are whole words
+    this.node.classList.toggle("apart", this.gap > 0);
     this.items = words ? joined(tokens, words) : tokens.map((text, n) => ({ text, first: n, last: n }));
     this.cursor = NO_TOKEN;
     this.layout();
@@ -72,7 +76,7 @@ export class TextFlow {
     this.lines = [];
     let line = { first: 0, last: -1, width: 0 };
     this.items.forEach((item, n) => {
-      const wide = measure(visible(item.text)) + PADDING;
+      const wide = measure(visible(item.text)) + PADDING + this.gap;
       if (line.width + wide > width && line.last >= line.first) {
         this.lines.push(line);
         line = { first: n, last: n - 1, width: 0 };

@@ -5,7 +5,15 @@ const NEXT = { auto: "light", light: "dark", dark: "auto" };
 /** The theme that a state means now. */
 export function themeOf(state) {
   if (state.theme !== "auto") return state.theme;
-  return window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  return isDark() ? "dark" : "light";
+}
+
+/** Whether it is dark around the page: notebooks have themes of their own, else the system says it. */
+function isDark() {
+  const { jpThemeLight, vscodeThemeKind = "" } = document.body.dataset;
+  if (jpThemeLight !== undefined) return jpThemeLight === "false";
+  if (vscodeThemeKind) return vscodeThemeKind.includes("dark");
+  return window.matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
 /** Puts the theme on an element, now and whenever it changes. */
@@ -16,15 +24,18 @@ export function keepTheme(root, store) {
   const query = window.matchMedia("(prefers-color-scheme: dark)");
   const changed = () => {
     put();
-    store.set({ dusk: query.matches });
+    store.set({ dusk: isDark() });
   };
   query.addEventListener("change", changed);
+  const watch = new MutationObserver(changed);
+  watch.observe(document.body, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
   const end = store.listen((_, names) => {
     if (names.has("theme")) put();
   });
   put();
   return () => {
     query.removeEventListener("change", changed);
+    watch.disconnect();
     end();
   };
 }

@@ -4,7 +4,7 @@ import { element } from "./element.js";
 import { number } from "./format.js";
 
 /** A number as Python said it: words for what JSON has no number for. */
-export function said(x) {
+function said(x) {
   return { inf: Infinity, "-inf": -Infinity, nan: NaN }[x] ?? x;
 }
 

@@ -9,6 +9,7 @@ import { mapView } from "./map.js";
 import { overviewView } from "./overview.js";
 import { stepsView } from "./steps.js";
 import { textView } from "./text.js";
+import { theoryView } from "./theory.js";
 
 export const VIEWS = [
   { name: "overview", title: "Overview", make: overviewView },
@@ -20,4 +21,5 @@ export const VIEWS = [
   { name: "compare", title: "Compare", make: compareView },
   { name: "steps", title: "Steps", make: stepsView, needsText: false },
   { name: "cost", title: "Cost", make: costView, needsText: false },
+  { name: "theory", title: "Theory", make: theoryView, needsText: false },
 ];
