@@ -61,7 +61,7 @@ class MultiHeadAttention(nn.Module):
         self.head_width = width // heads if head_width is None else head_width
         self.dropout = dropout
         self.score, self.mask, self.weigh = score, mask, weigh
-        self.operator: Callable[..., Tensor] = attention  # who computes; `regard.distributed` puts ranks here
+        self.operator: Callable[..., Tensor] | None = None  # who computes in place of `regard.attention`, as ranks do
         self._split = [heads * self.head_width, key_heads * self.head_width, key_heads * self.head_width]
         of_keys = width if key_width is None else key_width
         of_values = of_keys if value_width is None and key_width is not None else value_width or width
@@ -96,7 +96,8 @@ class MultiHeadAttention(nn.Module):
         cross-attention it is filled by the first call, and later calls need no keys.
         """
         q, k, v, options = self._question(x, keys, values, mask, position, at, cache)
-        o = self.operator(q, k, v, dropout=self.dropout if self.training else 0.0, **options)
+        compute = self.operator or attention
+        o = compute(q, k, v, dropout=self.dropout if self.training else 0.0, **options)
         return self.out_proj(o.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # modules are untyped
 
     def attend(
@@ -166,7 +167,7 @@ class MultiHeadAttention(nn.Module):
 
     def _seen(self, mask: Any, q: Tensor) -> Any:
         seen = joined(_made(self.mask), mask)
-        last = q.shape[2] == 1 and self.operator is attention  # one query at the end looks back at everything
+        last = q.shape[2] == 1 and self.operator is None  # one query at the end looks back at everything
         return None if last and seen is causal() else seen
 
     def extra_repr(self) -> str:

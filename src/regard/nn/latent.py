@@ -59,7 +59,7 @@ class LatentAttention(nn.Module):
         self.value_width = self.head_width if value_width is None else value_width
         self.dropout = dropout
         self.mask, self.weigh = mask, weigh
-        self.operator: Callable[..., Tensor] = attention  # as in `MultiHeadAttention`
+        self.operator: Callable[..., Tensor] | None = None  # as in `MultiHeadAttention`
         whole = heads * (self.head_width + turning)
         self.down_query: nn.Module = nn.Identity()
         if query_latent is not None:
@@ -86,11 +86,12 @@ class LatentAttention(nn.Module):
         if cache is not None:
             (kept,) = cache.append(kept)
         options = {**self._options(mask, x), "dropout": self.dropout if self.training else 0.0}
+        compute = self.operator or attention
         if cache is not None if absorbed is None else absorbed:
             q = torch.cat((still @ self.up_key.mT, turned), dim=-1)
-            o = self.operator(q, kept, kept[..., : self.latent], **options) @ self.up_value
+            o = compute(q, kept, kept[..., : self.latent], **options) @ self.up_value
         else:
-            o = self.operator(*self._by_head(still, turned, kept), **options)
+            o = compute(*self._by_head(still, turned, kept), **options)
         return self.out_proj(o.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # modules are untyped
 
     def attend(
@@ -103,7 +104,7 @@ class LatentAttention(nn.Module):
         seen = joined(self.mask, mask)
         return {
             "score": scaled_dot(1.0 / math.sqrt(self.head_width + self.turning)),
-            "mask": None if x.shape[1] == 1 and self.operator is attention and seen is causal() else seen,
+            "mask": None if x.shape[1] == 1 and self.operator is None and seen is causal() else seen,
             "weigh": self.weigh,
         }
 
