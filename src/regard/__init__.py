@@ -4,7 +4,7 @@ The way of a call: `attention` reads a question (`spec`), decides how to answer 
 it (`engine`) and hands it back (`result`). Masks, scores, weighings and measures are in the modules of those names.
 """
 
-from regard import cost, errors, measure, nn
+from regard import cost, distributed, errors, measure, nn, theory
 from regard import operators as operators  # graphs need them registered
 from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
@@ -29,6 +29,7 @@ __all__ = [
     "attention_packed",
     "compare",
     "cost",
+    "distributed",
     "engines",
     "errors",
     "explain",
@@ -46,5 +47,6 @@ __all__ = [
     "scaled_dot_product_attention",
     "score",
     "steps",
+    "theory",
     "weigh",
 ]
