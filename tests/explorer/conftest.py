@@ -17,8 +17,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """The example as `regard look` shows it. Tests may let it read other texts, but few: it keeps sixteen."""
-    with serving() as made:
+    """The example as `regard look` shows it. It keeps the texts of all tests: a page that is being closed may still ask
+    about one."""
+    with serving(keeps=200) as made:
         yield made
 
 

@@ -15,7 +15,14 @@ from urllib.parse import urlsplit
 
 from regard.explorer.packing import Answer, unpacked
 
-BEGIN = "import sys; from regard.explorer.server import serve; serve(*eval(sys.argv[1]), open_browser=False)"
+BEGIN = """
+import sys
+from regard.explorer import explorer
+from regard.explorer.server import serve
+if len(sys.argv) > 2:
+    explorer.SHOWN = int(sys.argv[2])
+serve(*eval(sys.argv[1]), open_browser=False)
+"""
 
 
 @dataclass
@@ -77,11 +84,13 @@ class Served:
 
 
 @contextmanager
-def serving(*given: str) -> Iterator[Served]:
-    """A server of a text, None for the example; it has ended afterwards."""
+def serving(*given: str, keeps: int | None = None) -> Iterator[Served]:
+    """A server of a text, None for the example; it has ended afterwards. It keeps as many texts as `regard look`, or so
+    many."""
     what = given or (None,)
+    more = [] if keeps is None else [str(keeps)]
     process = subprocess.Popen(
-        [sys.executable, "-c", BEGIN, repr(what)],
+        [sys.executable, "-c", BEGIN, repr(what), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
