@@ -4,7 +4,10 @@ The way of a call: `attention` reads a question (`spec`), decides how to answer 
 it (`engine`) and hands it back (`result`). Masks, scores, weighings and measures are in the modules of those names.
 """
 
-from regard import cost, distributed, errors, measure, nn, theory
+from importlib import import_module
+from types import ModuleType
+
+from regard import cost, distributed, errors, measure, nn
 from regard import operators as operators  # graphs need them registered
 from regard.attention import attend, attention, engines, explain
 from regard.engine.merge import merge
@@ -50,3 +53,10 @@ __all__ = [
     "theory",
     "weigh",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`regard.theory` draws; it is imported when somebody asks for it, and `regard.draw` with it."""
+    if name == "theory":
+        return import_module("regard.theory")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -161,7 +161,7 @@ def test_the_page_fits_its_cell_and_follows_the_notebooks_theme(notebook: Any) -
     assert wide[2] == 720
     assert cell.get_attribute("data-theme") == "light"
     notebook.evaluate("document.body.dataset.jpThemeLight = 'false'")
-    notebook.wait_for_function("document.querySelector('.regard-cell').dataset.theme === 'dark'")
+    notebook.wait_for_selector(".regard-cell[data-theme='dark']")
     notebook.evaluate("document.body.dataset.jpThemeLight = 'true'")
 
 

@@ -102,7 +102,7 @@ def test_points_move_when_played_and_when_the_moment_is_chosen(moving: Any) -> N
     assert not covered(moving, *(inward * points[0, 0]))
     assert all(covered(moving, *(inward * place)) for place in points[1])
     moving.get_by_role("button", name="Play").click()  # from the beginning, since it was at the end
-    moving.wait_for_function("document.querySelector('canvas.motion').dataset.moment === '0'")
+    moving.wait_for_selector("canvas.motion[data-moment='0']")
     moving.get_by_role("button", name="Pause").click()
     assert moving.get_by_role("button", name="Play").is_visible()
 

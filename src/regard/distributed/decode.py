@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.distributed.agree import agree
+from regard.distributed.answered import Pair, completed, joined
 from regard.distributed.layout import LAYOUTS, check
 from regard.distributed.metric import centred
 from regard.distributed.peers import Peers
 from regard.distributed.ring import refuse
-from regard.distributed.share import HALVES, Share, merged, slices
+from regard.distributed.share import HALVES, Share, slices
 from regard.errors import RegardError, SpecError
 from regard.spec.place import Places
 from regard.spec.precision import without_autocast
@@ -70,40 +71,31 @@ def _held(lengths: list[int], share: Share) -> tuple[Places, ...]:
 
 
 def _together(share: Share, held: tuple[Places, ...]) -> Tensor:
-    question = share.question
-    spec = question.spec
-    with without_autocast(question.q.device.type):
+    with without_autocast(share.question.q.device.type):
         output, statistic = _own(share, held)
         if statistic is None:
             share.peers.summed(output)
         else:
             output, statistic = _merged(share.peers, output, statistic)
-        if question.weigh.factor is not None:
-            factor = question.weigh.factor(statistic, spec.n_k)
-            output = output * (factor.unsqueeze(-1) if isinstance(factor, Tensor) and factor.dim() else factor)
-    return output.to(spec.dtype)
+        return completed(share.question, (output, statistic))
 
 
-def _own(share: Share, held: tuple[Places, ...]) -> tuple[Tensor, Tensor | None]:
-    """What this rank's keys give."""
+def _own(share: Share, held: tuple[Places, ...]) -> Pair:
+    """What this rank's keys give. Halves are computed in floats, so that ranks are rounded once, together."""
     spec, inputs = share.question.spec, share.inputs()
-    rows = spec.batch, spec.heads, spec.n_q
-    exact = torch.float32 if spec.dtype in HALVES else inputs.v.dtype
-    output = inputs.q.new_zeros((*rows, spec.value_width), dtype=exact)
-    lse = inputs.q.new_full(rows, -torch.inf, dtype=spec.precision) if spec.normaliser.statistic else None
+    in_halves = spec.dtype in HALVES
+    if in_halves:
+        inputs = replace(inputs, q=inputs.q.float(), k=inputs.k.float(), v=inputs.v.float())
+    found: Pair | None = None
     for keys, at in slices(held):
-        if not (keys.count and spec.n_q):
-            continue
-        here = replace(inputs, q=inputs.q, k=inputs.k[:, :, at], v=inputs.v[:, :, at])
-        if spec.dtype in HALVES:
-            here = replace(here, q=here.q.float(), k=here.k.float(), v=here.v.float())
-        plan, placed, engine = share.asked(here, Places(0, spec.n_q), keys, exact if spec.dtype in HALVES else None)
-        found, statistic = engine.forward(plan.spec, placed, plan.tiles)
-        if lse is None or statistic is None:
-            output = output + found
-        else:
-            output, lse = merged((output, lse), (found, statistic))
-    return output, lse
+        if keys.count and spec.n_q:
+            here = replace(inputs, k=inputs.k[:, :, at], v=inputs.v[:, :, at])
+            dtype = torch.float32 if in_halves else None
+            plan, placed, engine = share.asked(here, Places(0, spec.n_q), keys, dtype)
+            found = joined(found, engine.forward(plan.spec, placed, plan.tiles))
+    if found is not None:
+        return found
+    return share.nothing(inputs, spec.n_q)
 
 
 def _merged(peers: Peers, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.distributed.answered import Pair, completed, joined
 from regard.distributed.peers import Pending
-from regard.distributed.share import HALVES, Share, merged, slices
+from regard.distributed.share import HALVES, Share, slices
 from regard.engine.gradient import Engine, Saved
 from regard.errors import SpecError
 from regard.plan.choose import Plan
@@ -25,7 +26,6 @@ from regard.spec.place import Places
 from regard.spec.precision import without_autocast
 from regard.spec.spec import Inputs
 
-Answer = tuple[Tensor, Tensor | None]  # output and row statistic
 Rows = tuple[Places, slice]  # where they stand, and where they lie
 
 
@@ -39,11 +39,7 @@ def ring(share: Share) -> Tensor:
         function: Any = _Ring
         output: Tensor
         output, statistic = function.apply(call, *inputs.every())
-        if question.weigh.factor is not None:
-            known = statistic if question.spec.normaliser.statistic else None
-            factor = question.weigh.factor(known, question.spec.n_k)
-            output = output * (factor.unsqueeze(-1) if isinstance(factor, Tensor) and factor.dim() else factor)
-        return output.to(question.spec.dtype)
+        return completed(question, (output, statistic if question.spec.normaliser.statistic else None))
 
 
 def refuse(share: Share) -> None:
@@ -94,12 +90,13 @@ class _Call:
     inputs: Inputs
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        sums: list[Answer | None] = [None for _ in self.share.own_queries]
+        sums: list[Pair | None] = [None for _ in self.share.own_queries]
         for _, source, rows in self._coming():
             for n, queries, keys in self._pairs(source if rows else None):
                 plan, placed, engine = self._asked(queries, keys, rows)
-                sums[n] = self._joined(sums[n], engine.forward(plan.spec, placed, plan.tiles))
-        whole = [self._nothing(q) if s is None else s for s, q in zip(sums, self.share.own_queries, strict=True)]
+                sums[n] = joined(sums[n], engine.forward(plan.spec, placed, plan.tiles))
+        counts = (places.count for places in self.share.own_queries)
+        whole = [s or self.share.nothing(self.inputs, n) for s, n in zip(sums, counts, strict=True)]
         output = _together([o for o, _ in whole])
         statistics = [lse for _, lse in whole if lse is not None]
         return output, _together(statistics) if statistics else output.new_empty(0)
@@ -161,21 +158,6 @@ class _Call:
         if in_halves:
             here, k, v = replace(here, q=here.q.float()), k.float(), v.float()
         return self.share.asked(replace(here, k=k, v=v), queries[0], keys[0], torch.float32 if in_halves else None)
-
-    def _joined(self, into: Answer | None, found: Answer) -> Answer:
-        if into is None:
-            return found
-        if into[1] is None or found[1] is None:
-            return into[0] + found[0], None
-        return merged((into[0], into[1]), (found[0], found[1]))
-
-    def _nothing(self, queries: Places) -> Answer:
-        """What queries give that see no rank's keys."""
-        spec = self.share.question.spec
-        rows = spec.batch, spec.heads, queries.count
-        output = self.inputs.v.new_zeros((*rows, spec.value_width), dtype=_exact(self.inputs.v))
-        lse = self.inputs.q.new_full(rows, -torch.inf, dtype=spec.precision)
-        return output, lse if spec.normaliser.statistic else None
 
     def _of_keys(
         self, source: int, rows: Sequence[Tensor], saved: Saved, needs: list[bool], total: "_Sums"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from regard.attention import IN_ORDER
+from regard.distributed.answered import Pair
 from regard.distributed.layout import held
 from regard.distributed.peers import Peers
 from regard.engine.gradient import Engine
@@ -63,6 +63,14 @@ class Share:
         plan = choose(spec, IN_ORDER, self.engine)
         return plan, placed, next(e for e in IN_ORDER if e.name == plan.engine)
 
+    def nothing(self, inputs: Inputs, n: int) -> Pair:
+        """What n queries give that see no keys."""
+        spec = self.question.spec
+        rows = spec.batch, spec.heads, n
+        precise = torch.promote_types(inputs.v.dtype, torch.float32)
+        lse = inputs.q.new_full(rows, -torch.inf, dtype=torch.promote_types(spec.precision, precise))
+        return inputs.v.new_zeros((*rows, spec.value_width), dtype=precise), lse if spec.normaliser.statistic else None
+
     def sees(self, rank: int, other: int) -> bool:
         """Whether some query of a rank may see some key of another: both know without asking."""
         return any(self._meet(q, k) for q in self.queries(rank) for k in self.keys(other))
@@ -90,15 +98,3 @@ def slices(parts: tuple[Places, ...]) -> Iterator[tuple[Places, slice]]:
     for places in parts:
         yield places, slice(begin, begin + places.count)
         begin += places.count
-
-
-def merged(into: tuple[Tensor, Tensor] | None, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention over more keys: (output, lse) of those so far and of some others, in the memory of the first."""
-    if into is None:
-        return found
-    (o, lse), (other, its) = into, found
-    total = torch.logaddexp(lse, its)
-    nothing = total == -torch.inf
-    level = torch.where(nothing, 0.0, total)
-    share, other_share = (torch.exp(x - level).unsqueeze(-1) for x in (lse, its))
-    return o.mul_(share).addcmul_(other.to(o.dtype), other_share.to(o.dtype)), total

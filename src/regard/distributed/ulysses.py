@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import finished
+from regard.distributed.answered import completed
 from regard.distributed.exchange import exchanged
 from regard.distributed.layout import by_rank, in_order
 from regard.distributed.peers import Peers
@@ -46,9 +47,7 @@ def ulysses(share: Share) -> Tensor:
         if question.weigh.factor is None:
             return output
         rows = None if statistic is None else _to_tokens(statistic.unsqueeze(-1), share).squeeze(-1)
-        factor = question.weigh.factor(rows, spec.n_k)
-        shaped = factor.unsqueeze(-1) if isinstance(factor, Tensor) and factor.dim() else factor
-        return (output * shaped).to(spec.dtype)
+        return completed(question, (output, rows))
 
 
 def _inputs(share: Share, inputs: Inputs, heads: int) -> Inputs:
