@@ -91,6 +91,7 @@ def test_when_a_rank_is_killed_in_a_call_the_others_end_with_an_error():
             assert "A rank has ended" in found["said"]
 
 
+@pytest.mark.long
 def test_who_waits_for_a_rank_that_does_not_come_is_told_after_the_timeout():
     for found in played("late", 3)[:2]:
         assert "RankError" in found["said"] and "4000ms" in found["said"]

@@ -32,6 +32,9 @@ print(regard.__file__, plan.engine, *plan.objections["native"], sep=chr(10))
 """
 
 
+pytestmark = pytest.mark.long  # two minutes: the core is built twice, and an environment made
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
