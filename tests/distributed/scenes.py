@@ -21,7 +21,7 @@ from regard import distributed, mask, score
 from regard.errors import RegardError
 from regard.models.train import Training
 from regard.nn import beam, generate
-from tests.distributed.tiny import POSITIONS, VOCABULARY, Tiny, model, prompt
+from tests.distributed.tiny import POSITIONS, VOCABULARY, Tiny, model, prompt, stack
 
 
 def tensors(n: int, heads: int = 4, key_heads: int = 4, width: int = 8, dtype: torch.dtype = torch.float32) -> Any:
@@ -187,6 +187,25 @@ def writing() -> dict[str, Any]:
             found[f"{kind} {n}"] = generate(parallel, prompt(n), most=8).tolist()
         best = beam(parallel, prompt(6), most=4, width=3)
         found[f"{kind} beam"] = best.tokens.tolist()
+    return found
+
+
+def stacks() -> dict[str, Any]:
+    """How far stacks of blocks over ranks are off from one process, and their parameters' gradients."""
+    found = {}
+    x = torch.randn(2, 13, 32, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    for kind in ("encoder", "latent"):
+        for method in ("ring", "gather", "ulysses"):
+            alone, whole = stack(kind), stack(kind)
+            parallel = distributed.SequenceParallel(whole, method=method)
+            expected, output = alone(x), parallel(x)
+            expected.square().sum().backward()
+            output.square().sum().backward()
+            parallel.sum_gradients()
+            apart = [(output - parallel.own(expected)).abs().max()]
+            pairs = zip(whole.parameters(), alone.parameters(), strict=True)
+            apart += [(a.grad - b.grad).abs().max() / b.grad.abs().max().clamp(min=1.0) for a, b in pairs]
+            found[f"{kind} {method}"] = max(float(a.detach()) for a in apart)
     return found
 
 

@@ -36,6 +36,13 @@ def test_ranks_write_what_one_process_writes(kind):
         assert found[f"{kind} beam"] == beam(whole, prompt(6), most=4, width=3).tokens.tolist()
 
 
+def test_stacks_of_blocks_over_ranks_give_what_one_process_gives():
+    for found in played("stacks", 2):
+        assert len(found) == 6
+        # two layers in float64, some hundred operations a number
+        assert {name: apart for name, apart in found.items() if not apart < 1e-12} == {}
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_parts_of_texts_combine_with_other_texts_on_other_ranks(kind):
     whole = model()

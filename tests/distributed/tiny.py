@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from regard.models.language import LanguageModel
 from regard.models.train import Outcome, Recipe, Spread, answers
-from regard.nn import ALiBi, Design, Learned, Position, Rotary
+from regard.nn import ALiBi, Decoder, Design, Encoder, LatentAttention, Learned, Position, Rotary
 
 VOCABULARY = 17
 POSITIONS: dict[str, type[Position] | None] = {"rotary": Rotary, "alibi": ALiBi, "learned": Learned, "none": None}
@@ -21,6 +21,15 @@ def model(kind: str = "rotary", seed: int = 3) -> LanguageModel:
     torch.manual_seed(seed)
     designs = [Design(width=32, heads=4, key_heads=2, window=5), Design(width=32, heads=4)]
     return LanguageModel(VOCABULARY, layers=2, design=designs, position=position(kind)).double()
+
+
+def stack(kind: str) -> nn.Module:
+    """Two layers that every token of a text (batch, n, 32) sees all of."""
+    torch.manual_seed(5)
+    if kind == "encoder":
+        return Encoder(Design(width=32, heads=4), layers=2, position=ALiBi(4)).double()
+    latent = Design(width=32, heads=4, attention=lambda d: LatentAttention(d.width, d.heads, latent=12, turning=4))
+    return Decoder(latent, layers=2, position=Rotary(4)).double()
 
 
 class Tiny:
