@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard import mask, score, weigh
+from regard.distributed.cost import whole_heads
 
 ALL, ROWS = ("ring", "gather", "ulysses"), ("gather", "ulysses")
 
@@ -40,8 +41,7 @@ class Asked:
 
     def fits(self, method: str, ranks: int) -> bool:
         """Whether a method can answer it on so many ranks."""
-        whole = self.heads % ranks == 0 and (self.key_heads % ranks == 0 or ranks % self.key_heads == 0)
-        return method in self.methods and (method != "ulysses" or whole)
+        return method in self.methods and (method != "ulysses" or whole_heads(self.heads, self.key_heads, ranks))
 
 
 def _documents(n: int) -> Tensor:

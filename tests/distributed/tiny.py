@@ -1,5 +1,7 @@
 """A small language model in float64 and the task it learns, for ranks and for one process."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -8,19 +10,19 @@ from regard.models.train import Outcome, Recipe, Spread, answers
 from regard.nn import ALiBi, Decoder, Design, Encoder, LatentAttention, Learned, Position, Rotary
 
 VOCABULARY = 17
-POSITIONS: dict[str, type[Position] | None] = {"rotary": Rotary, "alibi": ALiBi, "learned": Learned, "none": None}
-
-
-def position(name: str) -> Position | None:
-    made = {"rotary": lambda: Rotary(8), "alibi": lambda: ALiBi(4), "learned": lambda: Learned(64, 32)}
-    return made[name]() if name in made else None
+POSITIONS: dict[str, Callable[[], Position | None]] = {
+    "rotary": lambda: Rotary(8),
+    "alibi": lambda: ALiBi(4),
+    "learned": lambda: Learned(64, 32),
+    "none": lambda: None,
+}
 
 
 def model(kind: str = "rotary", seed: int = 3) -> LanguageModel:
     """Two layers of width 32: one with a window and grouped heads, one that sees everything."""
     torch.manual_seed(seed)
     designs = [Design(width=32, heads=4, key_heads=2, window=5), Design(width=32, heads=4)]
-    return LanguageModel(VOCABULARY, layers=2, design=designs, position=position(kind)).double()
+    return LanguageModel(VOCABULARY, layers=2, design=designs, position=POSITIONS[kind]()).double()
 
 
 def stack(kind: str) -> nn.Module:

@@ -1,6 +1,5 @@
 """FSDP: two processes that divide a model's parameters train it to what one process does."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,21 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.distributed.launch import free_port
 from tests.graphs import sharded
 from tests.graphs.cases import close
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
 @pytest.mark.parametrize("kind", ["sharded", "wrapped", "compiled"])
 def test_two_processes_train_a_model_to_the_same_parameters(kind, tmp_path: Path):
-    path, port = tmp_path / "trained.pt", str(_free_port())
+    path, port = tmp_path / "trained.pt", str(free_port())
     alone = sharded.model()
     before = [p.detach().clone() for p in alone.parameters()]
 

@@ -1,6 +1,6 @@
 """`regard cost`: FLOPs and bytes of a model against the length, for one mechanism beside another."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +8,7 @@ import typer
 from regard import cost as price
 from regard.cli.app import Json, aligned, refusing, say_json, working
 from regard.cli.cost_of_ranks import Speed, over_ranks, table_of_ranks
+from regard.cli.sizes import SIZES, Size
 from regard.errors import SpecError
 from regard.explorer.prices import EVERY, Priced
 from regard.plan.report import in_bytes
@@ -17,38 +18,6 @@ LONGEST, LONGEST_DRAWN = 2**24, 2**15  # tokens of a mechanism with a formula, a
 TITLES = ("mechanism", "tokens", "attention", "the rest", "share", "held by a layer", "cache")
 
 priced = {each.name: each for each in EVERY}
-
-
-@dataclass(frozen=True)
-class Size:
-    """The sizes of a model; F is the width of its feed-forward part."""
-
-    layers: int
-    width: int
-    heads: int
-    key_heads: int
-    feed_forward: int
-    gated: bool
-    vocabulary: int
-
-    def layer(self, n: int) -> price.Flops:
-        """What is not attention in a layer: projections and the feed-forward part."""
-        projections = price.projections(n, n, self.width, heads=self.heads, key_heads=self.key_heads)
-        return projections + price.feed_forward(n, self.width, self.feed_forward, gated=self.gated)
-
-    def rest(self, n: int) -> price.Flops:
-        """What is not attention in the model: its layers' and the output head."""
-        return self.layers * self.layer(n) + price.vocabulary(n, self.width, self.vocabulary)
-
-
-SIZES = {
-    "gpt2": Size(12, 768, 12, 12, 3072, False, 50257),
-    "gpt2-xl": Size(48, 1600, 25, 25, 6400, False, 50257),
-    "bert-base": Size(12, 768, 12, 12, 3072, False, 30522),
-    "llama-2-7b": Size(32, 4096, 32, 32, 11008, True, 32000),
-    "llama-3-8b": Size(32, 4096, 32, 8, 14336, True, 128256),
-    "mistral-7b": Size(32, 4096, 32, 8, 14336, True, 32000),
-}
 
 
 def cost(

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.cli.app import aligned
-from regard.distributed.cost import METHODS, predicted
+from regard.cli.sizes import Size
+from regard.distributed.cost import METHODS, predicted, whole_heads
 from regard.errors import SpecError
 from regard.plan.report import in_bytes
 
@@ -25,7 +26,7 @@ class Speed:
 
 
 def over_ranks(
-    size: Any, lengths: list[int], mechanisms: list[str], ranks: int, speed: Speed, training: bool
+    size: Size, lengths: list[int], mechanisms: list[str], ranks: int, speed: Speed, training: bool
 ) -> list[dict[str, Any]]:
     """One row for each method, length and number of ranks: what all layers' attention takes on one of them."""
     if not 1 <= ranks <= MOST:
@@ -34,16 +35,16 @@ def over_ranks(
     if unknown:
         raise SpecError(f"over ranks costs are those of softmax or causal attention; got {unknown[0]!r}.")
     counts = sorted({*(2**power for power in range(ranks.bit_length())), ranks})
-    sizes = dict(heads=size.heads, key_heads=size.key_heads, training=training)
+    heads = dict(heads=size.heads, key_heads=size.key_heads)
     width = size.width // size.heads
     rows = []
     for name in mechanisms:
         for n in lengths:
             for method in METHODS:
                 for count in counts:
-                    if method == "ulysses" and not _has_heads(size, count):
+                    if method == "ulysses" and not whole_heads(size.heads, size.key_heads, count):
                         continue
-                    one = predicted(method, n, width, ranks=count, causal=name == "causal", **sizes)
+                    one = predicted(method, n, width, ranks=count, causal=name == "causal", training=training, **heads)
                     rows.append(
                         {
                             "method": method,
@@ -57,10 +58,6 @@ def over_ranks(
                         }
                     )
     return rows
-
-
-def _has_heads(size: Any, ranks: int) -> bool:
-    return bool(size.heads % ranks == 0) and (size.key_heads % ranks == 0 or ranks % size.key_heads == 0)
 
 
 def table_of_ranks(rows: list[dict[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -19,18 +19,23 @@ from regard.spec.text import text
 LONGEST = 2**14  # letters of a description that is sent
 
 
-def agree(peers: Peers, asked: Question | RegardError, more: dict[str, object]) -> None:
-    """Raises where this rank's question was refused, and where it differs from another's; says by what.
+def agreed(peers: Peers, read: Callable[[], Question], more: Mapping[str, object]) -> Question:
+    """The question that this rank reads, when all ranks read the same one.
 
-    `more` has what is not in the question and must be the same as well.
+    Raises where it is refused, also where another rank's is, and where it differs from another's; says by what. `more`
+    has what is not in the question and must be the same as well.
     """
+    try:
+        asked: Question | RegardError = read()
+    except RegardError as refused:  # the others must hear of it, or they would wait
+        asked = refused
     described = [f"refused: {asked}"] if isinstance(asked, RegardError) else [*_lines(asked), *_more(more)]
     digest = hashlib.sha256("\n".join(described).encode()).digest()
     words = [int.from_bytes(digest[n : n + 7], "big") for n in (0, 7, 14, 21)]
     if all(each == words for each in peers.every(words)):
         if isinstance(asked, RegardError):
             raise asked
-        return
+        return asked
     every = _texts(peers, "\n".join(described))
     if isinstance(asked, RegardError):
         raise asked
@@ -65,7 +70,7 @@ def _spelled(term: Term, names: Sequence[str]) -> str:
     return f"{text(term, names)} (number {zlib.crc32(repr(term).encode())})"
 
 
-def _more(more: dict[str, object]) -> list[str]:
+def _more(more: Mapping[str, object]) -> list[str]:
     return [f"{name} {value}" for name, value in more.items()]
 
 

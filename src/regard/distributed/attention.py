@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from regard.distributed.agree import agree
+from regard.distributed.agree import agreed
 from regard.distributed.gather import gather
 from regard.distributed.layout import LAYOUTS, check
 from regard.distributed.metric import centred
@@ -12,7 +12,7 @@ from regard.distributed.peers import Peers
 from regard.distributed.ring import ring
 from regard.distributed.share import Share
 from regard.distributed.ulysses import ulysses
-from regard.errors import RegardError, SpecError
+from regard.errors import SpecError
 from regard.spec.read import read
 from regard.spec.spec import Question
 
@@ -55,17 +55,15 @@ def attention(
     every = peers.every(own)
     seed = every[0][2] if seed is None else seed  # one pattern for all: that of the first rank
     lengths = [n for n, _, _ in every], [n for _, n, _ in every]
-    asked: Question | RegardError
-    try:
+    options = dict(score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
+
+    def question() -> Question:
         for rows, name in zip(lengths, ("q", "k"), strict=True):
             check(rows, layout, name)
-        whole = sum(lengths[0]), sum(lengths[1])
-        options = dict(score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-        asked = read(q, k, v, whole=whole, **options)
-    except RegardError as refused:
-        asked = refused
-    agree(peers, asked, {"method": method, "layout": layout, "engine": engine, "gradients": _needed(q, k, v)})
-    assert isinstance(asked, Question)
+        return read(q, k, v, whole=(sum(lengths[0]), sum(lengths[1])), **options)
+
+    more = {"method": method, "layout": layout, "engine": engine, "gradients": _needed(q, k, v)}
+    asked = agreed(peers, question, more)
     share = Share(centred(asked, peers), peers, layout, engine)
     return asked.shaped(METHODS[method](share))
 

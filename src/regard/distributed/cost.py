@@ -67,6 +67,11 @@ def predicted(
     return Predicted(method, ranks, flops, bytes_each * (sent + (backward if training else 0)), bytes_each * held)
 
 
+def whole_heads(heads: int, key_heads: int, ranks: int) -> bool:
+    """Whether ulysses can give each rank as many heads, and the keys that these look at."""
+    return heads % ranks == 0 and (key_heads % ranks == 0 or ranks % key_heads == 0)
+
+
 def _sent(method: str, q: int, k: int, ranks: int) -> tuple[int, int]:
     """Numbers sent forward and backward."""
     if method == "ring":
@@ -95,8 +100,7 @@ def _check(method: str, n: int, width: int, heads: int, key_heads: int, ranks: i
     for name, number in (("n", n), ("width", width), ("heads", heads), ("key_heads", key_heads), ("ranks", ranks)):
         if number < 1:
             raise SpecError(f"{name} must be at least 1; got {number}.")
-    whole = key_heads % ranks == 0 or ranks % key_heads == 0
-    if method == "ulysses" and (heads % ranks or not whole):
+    if method == "ulysses" and not whole_heads(heads, key_heads, ranks):
         raise SpecError(
             "ulysses gives each rank as many heads, so ranks must divide heads, and key heads or the other way round; "
             f"got {ranks} ranks, {heads} heads, {key_heads} key heads."

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.distributed.agree import agree
+from regard.distributed.agree import agreed
 from regard.distributed.answered import Pair, completed, joined
 from regard.distributed.layout import LAYOUTS, check
 from regard.distributed.metric import centred
 from regard.distributed.peers import Peers
 from regard.distributed.ring import refuse
 from regard.distributed.share import HALVES, Share, slices
-from regard.errors import RegardError, SpecError
+from regard.errors import SpecError
 from regard.spec.place import Places
 from regard.spec.precision import without_autocast
 from regard.spec.read import read
@@ -49,16 +49,14 @@ def decode(
         raise SpecError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}.")
     with torch.no_grad():
         lengths = [n for (n,) in peers.every([int(k.shape[-2])])]
-        asked: Question | RegardError
-        try:
+        whole = int(q.shape[-2]), sum(lengths)
+
+        def question() -> Question:
             if layout != "contiguous":
                 check(lengths, layout, "k")
-            whole = int(q.shape[-2]), sum(lengths)
-            asked = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, start=start, whole=whole)
-        except RegardError as refused:
-            asked = refused
-        agree(peers, asked, {"layout": layout, "engine": engine, "queries": tuple(q.shape)})
-        assert isinstance(asked, Question)
+            return read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, start=start, whole=whole)
+
+        asked = agreed(peers, question, {"layout": layout, "engine": engine, "queries": tuple(q.shape)})
         share = Share(centred(asked, peers), peers, layout, engine)
         refuse(share)
         return asked.shaped(_together(share, _held(lengths, share)))

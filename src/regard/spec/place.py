@@ -7,8 +7,6 @@ Whatever an engine can do, it can do with a part.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from regard.spec.formula import FromQueries
 from regard.spec.spec import Inputs, Origin, Question, Spec
 from regard.spec.term import Term, apply, constant, lookup, slot_of, variable, walk
@@ -49,11 +47,7 @@ def part(question: Question, inputs: Inputs, queries: Places, keys: Places, firs
         tensors=tuple((tuple(t.shape), t.dtype) for t in inputs.tensors),
     )
     origin = Origin(first_head, queries.first, queries.step, keys.first, keys.step)
-    return asked, replace(inputs, start=_moved_start(inputs.start, queries.first), origin=origin)
-
-
-def _moved_start(start: int | Tensor, by: int) -> int | Tensor:
-    return start + by
+    return asked, replace(inputs, start=inputs.start + queries.first, origin=origin)
 
 
 class _Move:
