@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 
 import torch
@@ -109,6 +110,8 @@ class Measuring:
         memory_of = partial(
             extra_memory, shape=case.shape, key_shape=case.key_shape, dtype=case.dtype, gradients=case.gradients
         )
+        with ThreadPoolExecutor() as both:  # each waits for a process of its own, and nothing is timed any more
+            peer_memory, our_memory = both.map(memory_of, (case.peer, case.ours))
         return Row(
             case,
             self.threads,
@@ -119,8 +122,8 @@ class Measuring:
             failed=failed,
             burst=Rate.of(forward, *([backward] if backward else []), name="burst"),
             reading=Rate.of(forward, name="reading"),
-            peer_memory=memory_of(case.peer),
-            our_memory=memory_of(case.ours),
+            peer_memory=peer_memory,
+            our_memory=our_memory,
         )
 
     def _turn(self, name: str, work: Callable[[], object], calls: int = 1) -> Turn:
