@@ -167,5 +167,5 @@ def test_heads_of_a_translator_are_answered_too() -> None:
 def test_the_table_of_heads_tells_how_far_it_is_and_is_that_of_the_tape() -> None:
     given, told = of_name("language").shown(" The whale saw the whale"), []
     rows = list(given.table(lambda text, share: told.append((text, share))))
-    assert told == [(f"the heads of layer {n} are measured", n / 4) for n in range(4)]
+    assert told == [("every head is measured", n / 4) for n in range(4)]
     assert rows == list(given.tape.heads())

@@ -88,6 +88,45 @@ def test_an_encoder_is_read_and_does_not_write(bert: str) -> None:
     assert explorer.shown[0].head(0, 0).weights([0], slice(None))[0, -1] > 0, "it looks ahead"
 
 
+@pytest.fixture(scope="module", params=["T5", "Bart"])
+def translating(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    sizes = {
+        "T5": dict(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0),
+        "Bart": dict(d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=64, decoder_ffn_dim=64)
+        | dict(encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64),
+    }
+    config = getattr(transformers, f"{request.param}Config")(vocab_size=4096, **sizes[request.param])
+    getattr(transformers, f"{request.param}ForConditionalGeneration")(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
+    return str(folder)
+
+
+def test_a_model_that_reads_one_text_and_writes_another_shows_both(translating: str) -> None:
+    explorer = opened(TEXT, model=translating)
+    shown = explorer.shown[0]
+    said = ask(explorer, "state").values["shown"][0]
+    assert said["can_generate"] is False
+    assert [text["name"] for text in said["texts"]] == ["source", "target"]
+    assert "".join(said["texts"][0]["tokens"]) == TEXT
+    uses = [(layer["query_text"], layer["key_text"], layer["crosses"]) for layer in said["layers"]]
+    assert sorted(uses) == [(0, 0, False)] * 2 + [(1, 0, True)] * 2 + [(1, 1, False)] * 2
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(translating, attn_implementation="eager").eval()
+    source = torch.tensor([tokenizer()(TEXT)["input_ids"]])  # type: ignore[operator]
+    with torch.no_grad():
+        most = 63 if "Bart" in translating else 128
+        written = model.generate(source, max_new_tokens=most, do_sample=False, num_beams=1)
+        if written[0, -1] == model.generation_config.eos_token_id:
+            written = written[:, :-1]
+        right = model(input_ids=source, decoder_input_ids=written, output_attentions=True).cross_attentions
+    crossing = [layer["number"] for layer in said["layers"] if layer["crosses"]]
+    for number, expected in zip(crossing, right, strict=True):
+        weights = shown.head(number, 3).weights(slice(None), slice(None))
+        torch.testing.assert_close(weights, expected[0, 3], atol=1e-5, rtol=1e-4)
+    assert len(ask(explorer, "heads").values["rows"]) == 6 * 4
+
+
 def test_a_text_longer_than_the_model_takes_is_refused_with_both_numbers(gpt: str) -> None:
     with pytest.raises(SpecError, match=r"must have at most 64 tokens; got 100\. Take a part of it\."):
         of_name(gpt).shown(" whale" * 100)

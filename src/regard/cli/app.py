@@ -1,13 +1,13 @@
 """What all commands share: the application, refusals as sentences, JSON, and bars for long work."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from regard.errors import RegardError
 
@@ -35,12 +35,13 @@ def refusing() -> Iterator[None]:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Says what is being done, and for how long already, while it is; nothing of it stays."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+def working(what: str) -> Iterator[Callable[[float], None]]:
+    """Says what is being done, and for how long already, while it is; nothing of it stays. Who can tell the share that
+    is done makes a bar of it."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(what, total=None)
-        yield
+        task = progress.add_task(what, total=None)
+        yield lambda share: progress.update(task, total=1.0, completed=share)
 
 
 def aligned(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

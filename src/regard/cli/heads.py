@@ -29,8 +29,8 @@ def heads(
         if find is not None and (sort is not None or columns is not None):
             raise SpecError("--find lists heads with their evidence, and takes no --sort or --columns; got both.")
         tape = _recorded(tape_or_model, text, file)
-        with working("measuring every head"):
-            table = tape.heads()
+        with working("measuring every head") as progress:
+            table = tape.heads(progress=progress)
         if find is not None:
             _say_found(table, find, least, as_json)
             return

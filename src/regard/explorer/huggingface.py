@@ -11,21 +11,27 @@ import torch
 
 from regard.errors import LoadError, MissingError
 from regard.explorer.shown import Shown
-from regard.explorer.sources import BUDGET, TOKENS, Begun, Model, check_length, of_one_text
+from regard.explorer.sources import BUDGET, TOKENS, Begun, Model, check_length, of_one_text, of_two_texts, titled
 from regard.inside.record import record
 
 WRITES = ("ForCausalLM", "LMHeadModel")  # ends of the names of architectures that go on with a text
+WRITTEN = 128  # tokens, at most, of a text that a model writes for another
 
 
 @cache
 def loaded(name: str) -> Model:
     """A model and its tokenizer by directory or name."""
     transformers = _transformers()
+    shows: type[HuggingFace]
     try:
         config = _read(transformers.AutoConfig, name)
         tokenizer = _read(transformers.AutoTokenizer, name)
-        writes = any(str(kind).endswith(WRITES) for kind in config.architectures or ())
-        kind = transformers.AutoModelForCausalLM if writes else transformers.AutoModel
+        if getattr(config, "is_encoder_decoder", False):
+            kind, shows = transformers.AutoModelForSeq2SeqLM, HuggingFaceTranslator
+        elif any(str(kind).endswith(WRITES) for kind in config.architectures or ()):
+            kind, shows = transformers.AutoModelForCausalLM, HuggingFaceWriter
+        else:
+            kind, shows = transformers.AutoModel, HuggingFace
         model = _read(kind, name, use_safetensors=True).eval()
     except (OSError, ValueError, KeyError, ImportError) as error:
         said = " ".join(str(error).split())[:200]
@@ -34,7 +40,7 @@ def loaded(name: str) -> Model:
             f"got {name!r}: {said}"
         ) from error
     limit = min(getattr(config, "max_position_embeddings", None) or TOKENS, TOKENS)
-    return (HuggingFaceWriter if writes else HuggingFace)(name, model, tokenizer, limit)
+    return shows(name, model, tokenizer, limit)
 
 
 def _read(kind: Any, name: str, **options: Any) -> Any:
@@ -75,6 +81,23 @@ class HuggingFaceWriter(HuggingFace):
 
     def begun(self) -> Begun:
         return _Begun(self.model)
+
+
+class HuggingFaceTranslator(HuggingFace):
+    """One that reads a text and writes another, the likeliest token at each step."""
+
+    def read(self, ids: list[int], text: str) -> Shown:
+        check_length(self.name, len(ids), self.limit)
+        source, end = torch.tensor([ids]), self.model.generation_config.eos_token_id
+        ends = end if isinstance(end, list) else [end]
+        most = min(WRITTEN, self.limit - 1)  # the decoder's text begins with a token of its own
+        with torch.no_grad():
+            written = self.model.generate(source, max_new_tokens=most, do_sample=False, num_beams=1)[0].tolist()
+            target = written[:-1] if len(written) > 1 and written[-1] in ends else written  # nothing follows an end
+            with record(self.model, budget=BUDGET) as tape:
+                self.model(input_ids=source, decoder_input_ids=torch.tensor([target]))
+        title = f"{titled(text)} → {titled(self.tokenizer.decode(written, skip_special_tokens=True))}"
+        return of_two_texts(tape, self.texts(ids), self.texts(target), text, title, self.name)
 
 
 class _Begun:

@@ -1,8 +1,6 @@
 """Questions about all that is shown: what there is, its heads in numbers, and a small map of each."""
 
-import math
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +9,7 @@ from regard.explorer.examples import EXAMPLES
 from regard.explorer.explorer import Explorer
 from regard.explorer.packing import Answer, numbers
 from regard.explorer.sources import CHARACTERS, TITLES, TOKENS
-from regard.inside.table import KINDS, LEAST, NEED_TOKENS, found
+from regard.inside.table import KINDS, LEAST, found
 
 
 def state(explorer: Explorer, asked: Asked) -> Answer:
@@ -50,14 +48,8 @@ def heads(explorer: Explorer, asked: Asked) -> Answer:
     shown = explorer.find(asked)
     table = shown.table(explorer.tell(asked))
     known = {kind: words for kind, words in KINDS.items() if kind in table.columns}
-    of_kind = {kind: [[f.layer, f.head, f.score] for f in _found(table, kind)] for kind in known}
+    of_kind = {kind: [[f.layer, f.head, f.score] for f in found(table, kind, LEAST)] for kind in known}
     return Answer({"columns": table.columns, "rows": list(table), "kinds": known, "found": of_kind})
-
-
-def _found(table: Any, kind: str) -> Any:
-    """Heads of a kind. A table of layers some of which look at other texts has no numbers of tokens for those."""
-    rows = table.where(lambda row: kind not in NEED_TOKENS or not math.isnan(row.get(kind, math.nan)))
-    return found(rows, kind, LEAST)
 
 
 def thumbnails(explorer: Explorer, asked: Asked) -> Answer:

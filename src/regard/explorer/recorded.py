@@ -1,21 +1,24 @@
 """A recording from a file or a notebook as something to show: one text of it, each layer one matrix."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from regard.errors import SpecError
 from regard.explorer.shown import Place, Shown, Text
 from regard.inside.layer import Layer
-from regard.inside.table import CROSSING
 from regard.inside.take import Take
 from regard.inside.tape import Tape
+from regard.inside.texts import ONLY, Texts, crosses
 
 
-def of_tape(tape: Tape, *, tokens: Sequence[str] | None = None, title: str = "", text: int = 0) -> Shown:
+def of_tape(
+    tape: Tape, *, tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None, title: str = "", text: int = 0
+) -> Shown:
     """A recording as it came from a file or a notebook; `text` is the number of one in a batch.
 
-    Layers over another number of keys than there are tokens have their positions as names.
+    `tokens` stand for those of the tape. Layers over another number of keys than there are tokens have their positions
+    as names.
     """
     if not tape.layers:
         raise SpecError("a tape must have at least one layer to be shown; this one has none.")
@@ -23,34 +26,34 @@ def of_tape(tape: Tape, *, tokens: Sequence[str] | None = None, title: str = "",
     if not 0 <= text < batch:
         raise SpecError(f"text must be from 0 to {batch - 1}, the number of one of the texts; got {text}.")
     single, notes = _alone(tape, text)
-    if tokens is None and tape.tokens is not None:
-        named = tape.tokens and not isinstance(tape.tokens[0], str)
-        tokens = tape.tokens[text] if named else tape.tokens
-    texts = [] if tokens is None else [Text("text", [str(token) for token in tokens])]
-    if texts:
-        single.tokens = texts[0].tokens
-    places = {layer.number: _fitting(layer, texts) for layer in single.layers}
+    given = Texts.of(tape.tokens if tokens is None else tokens, single.paths)
+    named = {name: [str(token) for token in each[text if len(each) > 1 else 0]] for name, each in given.named.items()}
+    single.tokens = named.get(ONLY, named) or None
+    texts = [Text(name or "text", each) for name, each in named.items()]
+    places = {layer.number: _fitting(layer, texts, given) for layer in single.layers}
     counted = f", text {text + 1} of {batch}" if batch > 1 else ""
     return Shown(single, texts, places, (title or "a recording") + counted, notes=notes, batch=text)
 
 
-def _fitting(layer: Layer, texts: list[Text]) -> Place:
-    """The texts a layer looks from and at, by their lengths; new ones of positions where none fits."""
+def _fitting(layer: Layer, texts: list[Text], given: Texts) -> Place:
+    """The texts a layer looks from and at, by their names and lengths; new ones of positions where none fits."""
     n_q, n_k = layer.take.q.shape[2], layer.take.k.shape[2]
-    crosses = any(name in layer.path for name in CROSSING)
-    keys = _of_length(texts, n_k, "keys" if crosses else "positions")
-    if crosses or n_q > n_k:
-        return Place(_of_length(texts, n_q, "queries"), keys, 0, True)
+    crossing = crosses(layer.path)
+    keys = _of_length(texts, n_k, given.of_keys(layer.path), "keys" if crossing else "positions")
+    if crossing or n_q > n_k:
+        return Place(_of_length(texts, n_q, given.of_queries(layer.path), "queries"), keys, 0, True)
     start = layer.take.start
     first = int(start) if not isinstance(start, Tensor) or start.numel() == 1 else int(start[0])
     return Place(keys, keys, min(max(first, 0), n_k - n_q), False)
 
 
-def _of_length(texts: list[Text], length: int, name: str) -> int:
-    for place, text in enumerate(texts):
-        if len(text.tokens) == length:
-            return place
-    texts.append(Text(name, [str(n) for n in range(length)]))
+def _of_length(texts: list[Text], length: int, meant: str | None, otherwise: str) -> int:
+    """The text that is meant, if it is as long, or else the first one that is."""
+    fitting = [place for place, text in enumerate(texts) if len(text.tokens) == length]
+    named = [place for place in fitting if texts[place].name == meant]
+    if named or fitting:
+        return (named or fitting)[0]
+    texts.append(Text(otherwise, [str(n) for n in range(length)]))
     return len(texts) - 1
 
 

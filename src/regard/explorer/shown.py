@@ -1,7 +1,7 @@
 """One thing that is looked at: a recording of one text, the tokens of its queries and keys, and what was found."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from regard.explorer.kept import Kept
 from regard.explorer.maps import Cells, Pyramid, glimpsed
 from regard.inside.layer import Layer
 from regard.inside.places import word_ids
-from regard.inside.table import SEPARATORS, HeadTable, table
+from regard.inside.table import HeadTable
 from regard.inside.take import Take
 from regard.inside.tape import Tape
 from regard.spec.weigh import as_weigh
@@ -19,8 +19,6 @@ from regard.spec.weigh import as_weigh
 BYTES = 768 * 2**20  # of maps and answers of all that is shown
 MANY, ROWS = 4096**2, 4  # pairs from which on a small map is made of so many rows a cell
 HIDDEN = 8  # keys at most: each makes the mask one condition longer
-
-NEAR = 16  # tokens that count as near by, as in `Tape.heads`
 
 KEPT = Kept(BYTES)
 Told = Callable[[str, float | None], None]  # words, and the share that is done where it is known
@@ -116,10 +114,9 @@ class Shown:
 
     def table(self, tell: Told = lambda text, share: None) -> HeadTable:
         """Every measure of every head; `tell` hears how far it is."""
-        tokens = None if self.tape.tokens is None else [list(self.tape.tokens)]
 
         def make() -> HeadTable:
-            return table(_Counted(self.layers, tell), tokens, SEPARATORS, NEAR)
+            return self.tape.heads(progress=lambda share: tell("every head is measured", share))
 
         return KEPT.get((self.number, "table"), make, lambda made: 2**16)
 
@@ -160,19 +157,6 @@ class Shown:
             "weighing": as_weigh(take.options["weigh"]).formula,
             "can_hide": can_hide(take),
         }
-
-
-class _Counted(list[Layer]):
-    """Layers that tell how far somebody has gone through them."""
-
-    def __init__(self, layers: Sequence[Layer], tell: Told) -> None:
-        super().__init__(layers)
-        self._tell = tell
-
-    def __iter__(self) -> Iterator[Layer]:
-        for place, layer in enumerate(super().__iter__()):
-            self._tell(f"the heads of layer {layer.number} are measured", place / len(self))
-            yield layer
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from regard.errors import SpecError
 from regard.explorer.shown import Place, Shown, Text
 from regard.inside.record import record
 from regard.inside.tape import Tape
+from regard.inside.texts import crosses
 from regard.models.shipped import language_model, translator
 from regard.models.tasks import dates
 from regard.nn.cache import KeyValueCache
@@ -18,6 +19,7 @@ from regard.nn.generate import generate
 TOKENS = 32_768  # the longest text of a model without a limit of its own
 CHARACTERS = 1_000_000
 BUDGET = "4GB"  # of a recording
+ENCODER, DECODER = "encoder", "decoder"  # parts of the paths of layers in every model that has both
 TITLES = {
     "language": "the language model: four layers, eight heads",
     "dates": "the translator of dates: an encoder and a decoder",
@@ -137,17 +139,8 @@ class Dates:
             target = [begin, *(token for token in written if token != end)]
             with record(self.model) as tape:
                 self.model(source, torch.tensor([target]))
-        texts = [Text("source", words), Text("target", [dates.TARGET[token] for token in target])]
-        places = {layer.number: _in_translator(layer.path) for layer in tape.layers}
         title = f"{titled(text)} → {dates.decode(written)}"
-        return Shown(tape, texts, places, title, self.name, text)
-
-
-def _in_translator(path: str) -> Place:
-    if "cross" in path or "multihead_attn" in path:
-        return Place(1, 0, 0, True)
-    side = 0 if "encoder" in path else 1
-    return Place(side, side, 0, False)
+        return of_two_texts(tape, words, [dates.TARGET[token] for token in target], text, title, self.name)
 
 
 def of_one_text(tape: Tape, tokens: list[str], ids: list[int], text: str | None, name: str) -> Shown:
@@ -155,6 +148,20 @@ def of_one_text(tape: Tape, tokens: list[str], ids: list[int], text: str | None,
     tape.tokens = tokens
     places = {layer.number: Place(0, 0, len(tokens) - layer.take.q.shape[2], False) for layer in tape.layers}
     return Shown(tape, [Text("text", tokens)], places, titled(text or ""), name, text, ids)
+
+
+def of_two_texts(tape: Tape, source: list[str], target: list[str], text: str, title: str, name: str) -> Shown:
+    """What is shown of a model that reads one text and writes another."""
+    tape.tokens = {ENCODER: source, DECODER: target}
+    places = {layer.number: _between(layer.path) for layer in tape.layers}
+    return Shown(tape, [Text("source", source), Text("target", target)], places, title, name, text)
+
+
+def _between(path: str) -> Place:
+    if crosses(path):
+        return Place(1, 0, 0, True)
+    side = 0 if ENCODER in path.split(".") else 1
+    return Place(side, side, 0, False)
 
 
 SHIPPED: dict[str, Callable[[], Model]] = {"language": cache(Language), "dates": cache(Dates)}

@@ -4,6 +4,7 @@ A head is of a kind if it puts at least `LEAST` of its weight where the kind doe
 looks at all it sees alike.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,6 +15,7 @@ from torch import Tensor
 from regard.errors import MissingError, SpecError
 from regard.inside.heads import Looked, Scores
 from regard.inside.layer import Layer
+from regard.inside.texts import Texts, crosses
 
 LEAST, TIMES = 0.4, 3.0
 SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>", "<pad>", "[PAD]", "<|endoftext|>", "<|end|>", "<bos>", "<eos>")
@@ -31,7 +33,6 @@ KINDS = {
     "positional": "one and the same distance",
     "alignment": "how much a query tells about its key",
 }
-CROSSING = ("cross", "multihead_attn", "encoder_attn", "EncDecAttention")  # in paths of modules that cross over
 NEED_TOKENS = ("separator", "duplicate", "induction")
 
 Row = dict[str, Any]
@@ -40,6 +41,7 @@ Row = dict[str, Any]
 class HeadTable(Sequence[Row]):
     """Rows with a number for each measure; `name_uniform` beside `name` is what a uniform head would score.
 
+    A measure that has no number for a head, as the weight on separators for one whose text is not known, is NaN there.
     `sort` and `where` give another table, `frame` a pandas DataFrame.
     """
 
@@ -64,8 +66,11 @@ class HeadTable(Sequence[Row]):
         return [row[name] for row in self._rows]
 
     def sort(self, by: str, *, largest_first: bool = True) -> "HeadTable":
+        """By a column; heads for which it has no number come last."""
         self.check(by)
-        return HeadTable(sorted(self._rows, key=lambda row: row[by], reverse=largest_first))
+        known = [row for row in self._rows if not _is_missing(row[by])]
+        missing = [row for row in self._rows if _is_missing(row[by])]
+        return HeadTable(sorted(known, key=lambda row: row[by], reverse=largest_first) + missing)
 
     def where(self, holds: Callable[[Row], bool]) -> "HeadTable":
         return HeadTable([row for row in self._rows if holds(row)])
@@ -103,50 +108,64 @@ class HeadTable(Sequence[Row]):
 
 
 def _text(value: Any) -> str:
+    if _is_missing(value):
+        return "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
+def _is_missing(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def table(
-    layers: Sequence[Layer], tokens: Sequence[Sequence[str]] | None, separators: Sequence[str], window: int
+    layers: Sequence[Layer],
+    texts: Texts,
+    separators: Sequence[str] = SEPARATORS,
+    window: int = 16,
+    progress: Callable[[float], None] | None = None,
 ) -> HeadTable:
-    """A row for each head of each layer; numbers are means over the texts of a batch."""
+    """A row for each head of each layer; numbers are means over the texts of a batch. `progress` hears the share of
+    layers that are done."""
     rows: list[Row] = []
     before: tuple[Any, Looked] | None = None
-    for layer in layers:
-        hidden = _hidden(layer)
+    for place, layer in enumerate(layers):
+        if progress is not None:
+            progress(place / len(layers))
+        tokens = _fitting(layer, texts)
+        # a uniform head counts separators as well, so its numbers are of one text
+        hidden = _hidden(layer, texts.of_queries(layer.path))
         like = before[1] if before is not None and hidden is not None and before[0] == hidden else None
-        looked = Looked(layer.take, _fitting(layer, tokens), separators, window, like)
+        looked = Looked(layer.take, tokens, separators, window, like)
         before = (hidden, looked)
         columns = _columns(looked)
         for place, head in enumerate(layer.heads):
             numbers = {name: _number(name, values, place) for name, values in columns.items()}
             rows.append({"layer": layer.number, "head": head, "path": layer.path, **numbers})
-    return HeadTable(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return HeadTable([{name: row.get(name, math.nan) for name in names} for row in rows])
 
 
-def _hidden(layer: Layer) -> Any:
-    """What two layers have in common that hide the same; None where it cannot be told."""
+def _hidden(layer: Layer, text: str | None) -> Any:
+    """What two layers have in common that hide the same of the same text; None where it cannot be told."""
     take = layer.take
     seen = take.options["mask"]
     if seen is not None and (take.spelled is None or take.options["start"] is not None):
         return None
     captured = () if seen is None else tuple(id(t) for t in seen.tensors)
-    return (*take.q.shape[:3], take.k.shape[2], None if seen is None else seen.term, captured, _crosses(layer))
+    term = None if seen is None else seen.term
+    return (*take.q.shape[:3], take.k.shape[2], term, captured, crosses(layer.path), text)
 
 
-def _fitting(layer: Layer, tokens: Sequence[Sequence[str]] | None) -> Sequence[Sequence[str]] | None:
-    """The tokens, where they are those of a layer that looks at its own text."""
+def _fitting(layer: Layer, texts: Texts) -> list[list[str]] | None:
+    """The tokens of a layer that looks at its own text, if there is one for each key."""
     q, k = layer.take.q, layer.take.k
-    if tokens is None or q.shape[2] > k.shape[2] or _crosses(layer):
+    name = texts.of_queries(layer.path)
+    if name is None or q.shape[2] > k.shape[2] or crosses(layer.path):
         return None
+    tokens = texts.named[name]
     if len(tokens) != q.shape[0] or any(len(text) != k.shape[2] for text in tokens):
         return None
     return tokens
-
-
-def _crosses(layer: Layer) -> bool:
-    """Whether a layer looks at another text than its own, which only its name tells where both are as long."""
-    return any(name in layer.path for name in CROSSING)
 
 
 def _columns(looked: Looked) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """A recording: what the attention of a model was asked, layer by layer, open for every question about its weights."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from regard.inside.running import is_meant
 from regard.inside.similarity import Similarity, similarity
 from regard.inside.table import LEAST, SEPARATORS, Found, HeadTable, found, table
 from regard.inside.take import Spelled, Take
+from regard.inside.texts import Texts
 from regard.inside.values import Weighted
 from regard.models.store import read, write
 from regard.result import Attended
@@ -27,8 +29,8 @@ class Tape:
     """The layers of a model that attended, in the order in which they first did.
 
     `tape[3]` is the fourth, `tape["encoder.layer.3"]` the one whose path begins so: an `Attended`, whose weights are
-    computed when they are asked for. `tokens` may name the positions of the text, or of each text of a batch. `dropped`
-    says what is not there.
+    computed when they are asked for. `tokens` may name the positions of the text, or of each text of a batch; of a
+    model that reads one text and writes another, {"encoder": [...], "decoder": [...]}. `dropped` says what is missing.
     """
 
     def __init__(self) -> None:
@@ -75,12 +77,19 @@ class Tape:
         dropped = f" Not kept: {'; '.join(self.dropped)}" if self.dropped else ""
         raise SpecError(f"a layer must be one of those on the tape: {known}; {what}.{dropped}")
 
-    def heads(self, *, separators: Sequence[str] = SEPARATORS, window: int = 16) -> HeadTable:
+    def heads(
+        self,
+        *,
+        separators: Sequence[str] = SEPARATORS,
+        window: int = 16,
+        progress: Callable[[float], None] | None = None,
+    ) -> HeadTable:
         """Every measure of every head, a row each; see `regard.inside.heads`. Tokens make three more columns.
 
-        A layer is passed over some few times in tiles; no matrix of weights is made.
+        A layer is passed over some few times in tiles; no matrix of weights is made. `progress` hears the share that is
+        done.
         """
-        return table(self.layers, self._texts, separators, window)
+        return table(self.layers, self._texts, separators, window, progress)
 
     def find(self, kind: str, *, least: float = LEAST, heads: HeadTable | None = None) -> list[Found]:
         """The heads of a kind, such as "induction" or "previous", with their evidence, the strongest first.
@@ -127,12 +136,18 @@ class Tape:
 
         `groups` has the number of its word, or of its sentence, for each token; None takes the words of `tokens`.
         """
-        if groups is None:
-            texts = self._texts
-            if texts is None or len(texts) != 1:
-                raise SpecError("words must be those of one text: set tape.tokens to its tokens, or give groups.")
-            groups = word_ids(texts[0])
-        return by_group(self.find_layer(which), groups, groups)
+        layer = self.find_layer(which)
+        if groups is not None:
+            return by_group(layer, groups, groups)
+        texts, path = self._texts, layer.path
+        names = texts.of_queries(path), texts.of_keys(path)
+        if any(name is None or len(texts.named[name]) != 1 for name in names):
+            raise SpecError(
+                "words must be those of one text: set tape.tokens to its tokens, or give groups. Where a layer looks "
+                'from one text at another, both have names: tape.tokens = {"encoder": [...], "decoder": [...]}.'
+            )
+        queries, keys = (word_ids(texts.named[str(name)][0]) for name in names)
+        return by_group(layer, queries, keys)
 
     def related(
         self, targets: Targets, *, words: Sequence[int] | None = None, special: Iterable[int] = ()
@@ -149,11 +164,8 @@ class Tape:
         return self.layers if which is None else [self.find_layer(each) for each in which]
 
     @property
-    def _texts(self) -> list[list[str]] | None:
-        if self.tokens is None:
-            return None
-        first = self.tokens[0] if self.tokens else ""
-        return [list(self.tokens)] if isinstance(first, str) else [list(text) for text in self.tokens]
+    def _texts(self) -> Texts:
+        return Texts.of(self.tokens, self.paths)
 
     def __repr__(self) -> str:
         lines = [f"Tape of {len(self)} layers"]
@@ -194,14 +206,14 @@ def load_tape(path: str | Path) -> Tape:
         raise LoadError(f"{path} must be a recording that tape.save wrote; it holds {json.dumps(words)[:60]}.")
     tape = Tape()
     tape.tokens, tape.dropped = words["tokens"], words["dropped"]
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)  # of each call
+    for name, tensor in tensors.items():
+        call, _, part = name.rpartition(".")
+        parts[call][part] = tensor
     for said in words["layers"]:
         layer = tape.layer(said["path"], said["number"], said["heads"])
         for place, take in enumerate(said["takes"]):
-            own = {
-                name.rpartition(".")[2]: t
-                for name, t in tensors.items()
-                if name.startswith(f"{said['number']}.{place}.")
-            }
+            own = parts[f"{said['number']}.{place}"]
             options = [own[f"option{n}"] for n in range(len(own) - 3)]
             spelled = Spelled(take["text"], tuple(options), tuple(take["numbers"]))
             layer.add(Take(own["q"], own["k"], own["v"], spelled.options(), spelled, take["source"]))
