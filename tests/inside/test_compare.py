@@ -38,10 +38,10 @@ class Attend(nn.Module):
         return F.scaled_dot_product_attention(x, k, k, is_causal=True, enable_gqa=True)
 
 
-def recorded(seed: int, n: int = N, key_heads: int = HEADS) -> regard.Tape:
+def recorded(seed: int, n: int = N, key_heads: int = HEADS, dtype: torch.dtype = torch.float32) -> regard.Tape:
     torch.manual_seed(seed)
-    model = Model(key_heads)
-    x = torch.randn(2, HEADS, n, WIDTH)
+    model = Model(key_heads).to(dtype)
+    x = torch.randn(2, HEADS, n, WIDTH).to(dtype)
     with torch.no_grad(), regard.record(model) as tape:
         model(x)
     return tape
@@ -99,8 +99,9 @@ def test_what_cannot_be_compared_says_so() -> None:
         one.compare(one).map(5)
 
 
-def test_words_add_up_keys_and_average_queries() -> None:
-    tape = recorded(0)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_words_add_up_keys_and_average_queries(dtype: torch.dtype) -> None:
+    tape = recorded(0, dtype=dtype)
     groups = [0, 0, 1, 2, 2, 2, 3, -1, 4, 4]
     found, weights = tape.words(1, groups), tape[1].weights[...]
     assert found.shape == (2, HEADS, 5, 5)

@@ -192,3 +192,20 @@ def test_vertical_and_slashed_lines(case: Case) -> None:
     vertical, slash = case.looked.lines()
     torch.testing.assert_close(vertical.double(), columns, **CLOSE)
     torch.testing.assert_close(slash.double(), diagonals.topk(LINES).values.sum(-1) / total, **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_measured_as_exactly_as_floats(dtype: torch.dtype) -> None:
+    n = 3000  # half precision cannot tell the last places apart
+    q = torch.zeros(1, 1, n, 64)
+    angles = torch.arange(n)[:, None] * 0.9 ** torch.arange(32)
+    q[0, 0] = 4 * torch.cat((angles.cos(), angles.sin()), -1)
+    k = q.roll(-1, 2)  # a key has what the next query asks for
+    options = {**dict.fromkeys(OPTIONS), "mask": mask.causal()}
+    halves = Take(q.to(dtype), k.to(dtype), k.to(dtype), options, None, "")
+    floats = Take(halves.q.float(), halves.k.float(), halves.v.float(), options, None, "")
+    found, right = (Looked(take) for take in (halves, floats))
+    assert float(right.previous().found) > 0.9 and float(right.distance().found) < 20
+    for name in ("distance", "entropy", "first", "previous", "alignment", "confidence"):
+        a, b = (getattr(looked, name)().found for looked in (found, right))
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)  # the same sums, of the same numbers

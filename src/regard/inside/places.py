@@ -26,7 +26,7 @@ def by_group(layer: Layer, of_queries: Sequence[int], of_keys: Sequence[int]) ->
 
     `of_queries` and `of_keys` have the number of its group for each token, counted from 0; -1 leaves a token out.
     """
-    take = layer.take
+    take = layer.take.widened()
     rows, keys = torch.as_tensor(of_queries), torch.as_tensor(of_keys)
     for what, given, length in (("queries", rows, take.q.shape[2]), ("keys", keys, take.k.shape[2])):
         if given.shape != (length,):

@@ -35,7 +35,7 @@ class Rows:
     """Numbers of each query of a call, (batch, heads, n_q); what is not asked for is not computed."""
 
     def __init__(self, take: Take, tokens: Tokens | None, separators: Sequence[Hashable]) -> None:
-        self.take, self.tokens = take, tokens
+        self.take, self.tokens = take.widened(), tokens
         self._separators = set(separators)
 
     @cached_property

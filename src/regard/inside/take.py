@@ -70,6 +70,13 @@ class Take:
         with torch.no_grad(), unheard():
             return attend(self.q, self.k, self.v, **self.options)
 
+    def widened(self) -> "Take":
+        """The same call in floats, where it is in half precision: that cannot count to 300, and an answer would have
+        three digits, where weights have seven."""
+        if self.q.dtype not in (torch.bfloat16, torch.float16):
+            return self
+        return replace(self, q=self.q.float(), k=self.k.float(), v=self.v.float())
+
     def rewritten(self, places: dict[str, list[int] | Tensor | int]) -> dict[str, Any]:
         """The options of a call in which number n of a variable b, h, i or j is `places[variable][n]` of this one; a
         whole number stands for all of them."""
