@@ -127,6 +127,38 @@ def test_a_model_that_reads_one_text_and_writes_another_shows_both(translating: 
     assert len(ask(explorer, "heads").values["rows"]) == 6 * 4
 
 
+def saved(kind: str, folder: Path, **options: object) -> str:
+    """A small T5 or Whisper, as one of its classes."""
+    made = getattr(transformers, kind)
+    made(made.config_class(vocab_size=4096, d_model=32, **options)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
+    return str(folder)
+
+
+def test_half_of_a_model_is_that_half(tmp_path: Path) -> None:
+    folder = saved("T5EncoderModel", tmp_path, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    shown = of_name(folder).shown(TEXT)
+    model = transformers.T5EncoderModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        right = model(torch.tensor([shown.ids]), output_attentions=True).attentions
+    assert len(shown.layers) == 2
+    torch.testing.assert_close(shown.head(1, 2).weights(slice(None), slice(None)), right[1][0, 2])
+
+
+def test_a_model_that_cannot_write_though_it_should_is_refused(tmp_path: Path) -> None:
+    folder = saved("T5Model", tmp_path, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    with pytest.raises(LoadError, match="it has an encoder and a decoder, and was not saved to write, but as T5Model"):
+        of_name(folder)
+
+
+def test_a_model_that_hears_is_refused(tmp_path: Path) -> None:
+    sizes = dict(encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4)
+    tokens = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=0)
+    folder = saved("WhisperForConditionalGeneration", tmp_path, **sizes, **tokens)
+    with pytest.raises(LoadError, match="it reads input_features, and not a text"):
+        of_name(folder)
+
+
 def test_a_text_longer_than_the_model_takes_is_refused_with_both_numbers(gpt: str) -> None:
     with pytest.raises(SpecError, match=r"must have at most 64 tokens; got 100\. Take a part of it\."):
         of_name(gpt).shown(" whale" * 100)

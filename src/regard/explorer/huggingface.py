@@ -15,6 +15,7 @@ from regard.explorer.sources import BUDGET, TOKENS, Begun, Model, check_length, 
 from regard.inside.record import record
 
 WRITES = ("ForCausalLM", "LMHeadModel")  # ends of the names of architectures that go on with a text
+TRANSLATES = ("ForConditionalGeneration", "MTModel")  # and of those that write another
 WRITTEN = 128  # tokens, at most, of a text that a model writes for another
 
 
@@ -22,17 +23,14 @@ WRITTEN = 128  # tokens, at most, of a text that a model writes for another
 def loaded(name: str) -> Model:
     """A model and its tokenizer by directory or name."""
     transformers = _transformers()
-    shows: type[HuggingFace]
     try:
         config = _read(transformers.AutoConfig, name)
         tokenizer = _read(transformers.AutoTokenizer, name)
-        if getattr(config, "is_encoder_decoder", False):
-            kind, shows = transformers.AutoModelForSeq2SeqLM, HuggingFaceTranslator
-        elif any(str(kind).endswith(WRITES) for kind in config.architectures or ()):
-            kind, shows = transformers.AutoModelForCausalLM, HuggingFaceWriter
-        else:
-            kind, shows = transformers.AutoModel, HuggingFace
+        kind = _saved_as(config, transformers)
+        shows = _shown_as(kind.__name__, getattr(config, "is_encoder_decoder", False))
         model = _read(kind, name, use_safetensors=True).eval()
+        if model.main_input_name != "input_ids":
+            raise ValueError(f"it reads {model.main_input_name}, and not a text")
     except (OSError, ValueError, KeyError, ImportError) as error:
         said = " ".join(str(error).split())[:200]
         raise LoadError(
@@ -41,6 +39,24 @@ def loaded(name: str) -> Model:
         ) from error
     limit = min(getattr(config, "max_position_embeddings", None) or TOKENS, TOKENS)
     return shows(name, model, tokenizer, limit)
+
+
+def _saved_as(config: Any, transformers: Any) -> Any:
+    """The class whose weights were saved: those of another one would be random in part."""
+    for name in config.architectures or ():
+        kind = getattr(transformers, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            return kind
+    return transformers.AutoModel
+
+
+def _shown_as(kind: str, has_both: bool) -> "type[HuggingFace]":
+    """What a class can do, by its name and whether it has an encoder and a decoder."""
+    if has_both and not kind.endswith(TRANSLATES):
+        raise ValueError(f"it has an encoder and a decoder, and was not saved to write, but as {kind}")
+    if has_both:
+        return HuggingFaceTranslator
+    return HuggingFaceWriter if kind.endswith(WRITES) else HuggingFace
 
 
 def _read(kind: Any, name: str, **options: Any) -> Any:
