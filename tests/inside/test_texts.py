@@ -98,6 +98,20 @@ def test_a_name_that_is_no_part_of_a_path_is_refused() -> None:
         tape.heads()
 
 
+def test_tokens_that_fit_no_layer_are_refused_with_both_numbers() -> None:
+    tape = a_tape(3, 3, batch=2)
+    for tokens, got in ((["a", "b"], "2"), (["a", "b", "c"], "3"), ([["a", "b", "c"], ["d", "e"]], "3, 2")):
+        tape.tokens = tokens
+        with pytest.raises(
+            SpecError, match=rf"one for each of 3 keys, in each of 2 texts; got {got}\. Set tape\.tokens"
+        ):
+            tape.heads()
+    tape.tokens = [["a", "b", "c"], ["d", "e", "f"]]
+    assert "induction" in tape.heads().columns
+    shown = of_tape(a_tape(3, 3), tokens=["a", "b"])
+    assert "induction" not in shown.table().columns
+
+
 def test_two_texts_are_saved_and_shown_by_their_names(tape: Tape, tmp_path: Path) -> None:
     tape.tokens = NAMED
     tape.save(tmp_path / "tape.safetensors")

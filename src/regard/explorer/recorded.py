@@ -28,9 +28,11 @@ def of_tape(
     single, notes = _alone(tape, text)
     given = Texts.of(tape.tokens if tokens is None else tokens, single.paths)
     named = {name: [str(token) for token in each[text if len(each) > 1 else 0]] for name, each in given.named.items()}
-    single.tokens = named.get(ONLY, named) or None
     texts = [Text(name or "text", each) for name, each in named.items()]
     places = {layer.number: _fitting(layer, texts, given) for layer in single.layers}
+    own = {place.key_text for place in places.values() if not place.crosses}
+    fitting = {name: each for place, (name, each) in enumerate(named.items()) if place in own}
+    single.tokens = fitting.get(ONLY, fitting) or None
     counted = f", text {text + 1} of {batch}" if batch > 1 else ""
     return Shown(single, texts, places, (title or "a recording") + counted, notes=notes, batch=text)
 

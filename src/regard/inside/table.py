@@ -126,11 +126,12 @@ def table(
 ) -> HeadTable:
     """A row for each head of each layer; numbers are means over the texts of a batch. `progress` hears the share of
     layers that are done."""
+    _check_tokens(layers, texts)
     rows: list[Row] = []
     before: tuple[Any, Looked] | None = None
-    for place, layer in enumerate(layers):
+    for done, layer in enumerate(layers):
         if progress is not None:
-            progress(place / len(layers))
+            progress(done / len(layers))
         tokens = _fitting(layer, texts)
         # a uniform head counts separators as well, so its numbers are of one text
         hidden = _hidden(layer, texts.of_queries(layer.path))
@@ -156,16 +157,30 @@ def _hidden(layer: Layer, text: str | None) -> Any:
     return (*take.q.shape[:3], take.k.shape[2], term, captured, crosses(layer.path), text)
 
 
+def _own_text(layer: Layer, texts: Texts) -> str | None:
+    """The name of the text of a layer that looks at its own; None of any other."""
+    looks_elsewhere = crosses(layer.path) or layer.take.q.shape[2] > layer.take.k.shape[2]
+    return None if looks_elsewhere else texts.of_queries(layer.path)
+
+
 def _fitting(layer: Layer, texts: Texts) -> list[list[str]] | None:
     """The tokens of a layer that looks at its own text, if there is one for each key."""
-    q, k = layer.take.q, layer.take.k
-    name = texts.of_queries(layer.path)
-    if name is None or q.shape[2] > k.shape[2] or crosses(layer.path):
-        return None
-    tokens = texts.named[name]
-    if len(tokens) != q.shape[0] or any(len(text) != k.shape[2] for text in tokens):
-        return None
-    return tokens
+    name, batch, n_k = _own_text(layer, texts), layer.take.q.shape[0], layer.take.k.shape[2]
+    tokens = [] if name is None else texts.named[name]
+    return tokens if len(tokens) == batch and all(len(text) == n_k for text in tokens) else None
+
+
+def _check_tokens(layers: Sequence[Layer], texts: Texts) -> None:
+    """Refuses tokens that belong to layers and fit none of them, where columns would be missing without a word."""
+    for name, tokens in texts.named.items():
+        meant = [layer for layer in layers if _own_text(layer, texts) == name]
+        if meant and not any(_fitting(layer, texts) for layer in meant):
+            batch, n_k = meant[0].take.q.shape[0], meant[0].take.k.shape[2]
+            got = ", ".join(str(len(text)) for text in tokens)
+            raise SpecError(
+                f"tokens must be one for each of {n_k} keys, in each of {batch} texts; got {got}. Set tape.tokens to "
+                "those, or to None."
+            )
 
 
 def _columns(looked: Looked) -> dict[str, Tensor]:
