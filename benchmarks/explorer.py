@@ -12,7 +12,8 @@ What is measured, in one process, through the same function that the server call
     heads         the table of all heads, which the overview fills in when it is there
     tape          one head over a very long random text: opening, and tiles
 
-A tile that was asked for before comes from memory and is not counted. Seconds are printed as they are found.
+A tile that was asked for before comes from memory and is not counted. Seconds are printed as they are found, and
+written to benchmarks/results/explorer.json.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 
 import regard
+from benchmarks.run import RESULTS, machine
 from regard.explorer.explorer import Explorer
 from regard.explorer.maps import TILE
 from regard.explorer.packing import Answer, packed, unpacked
@@ -131,11 +133,14 @@ def main() -> None:
     parser.add_argument("--tiles", type=int, default=200)
     given = parser.parse_args()
     print("threads", torch.get_num_threads(), flush=True)
+    figures: dict[str, Any] = {"machine": machine(), "threads": torch.get_num_threads()}
     for what, found in (
         ("text", lambda: long_text(given.tokens, given.tiles)),
         ("tape", lambda: long_tape(given.tape, given.tiles)),
     ):
-        print(what, json.dumps(found(), indent=1), flush=True)
+        figures[what] = found()
+        print(what, json.dumps(figures[what], indent=1), flush=True)
+    (RESULTS / "explorer.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

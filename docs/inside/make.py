@@ -7,6 +7,7 @@ import torch
 
 import regard
 from regard import draw
+from regard.inside.texts import crosses
 from regard.models.shipped import language_model, translator
 from regard.models.tasks.dates import BEGIN, encode
 
@@ -94,9 +95,10 @@ def main(folder):
     weights = tape[best.layer].weights[0, best.head]
     draw.lines(weights, tape.tokens, least=0.15, title=title).savefig(folder / "lines.png", dpi=110)
     tape, words, written = alignment()
-    crossing = [layer for layer in tape.layers if "multihead_attn" in layer.path]
-    strongest = torch.stack([layer.attended.weights[0] for layer in crossing]).amax((0, 1))
-    draw.weights(strongest, (written, words)).savefig(folder / "alignment.png", dpi=110)
+    best = next(head for head in tape.find("alignment") if crosses(head.path))
+    title = f"layer {best.layer}, head {best.head}"
+    weights = tape[best.layer].weights[0, best.head]
+    draw.weights(weights, (written, words), title=title).savefig(folder / "alignment.png", dpi=110)
     tape = minilm()
     heads = tape.heads()
     draw.heads(heads, "separator").savefig(folder / "minilm-separator.png", dpi=110)
