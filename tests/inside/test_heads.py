@@ -33,6 +33,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "scale": {"mask": mask.causal(), "score": score.scaled_dot(0.9)},
     "alibi": {"mask": mask.causal(), "score": score.scaled_dot().then(score.alibi())},
     "sink": {"mask": mask.causal(), "weigh": weigh.sink(torch.tensor([0.0, 1.0, 2.0, 3.0]))},
+    "sparsemax": {"mask": mask.causal(), "weigh": weigh.sparsemax()},
+    "sigmoid": {"mask": mask.causal() & mask.window(40), "weigh": weigh.sigmoid(-1.0)},
     "blind": {"mask": mask.where(lambda b, h, i, j: (j < i) & (i % 7 != 0))},
 }
 

@@ -246,8 +246,9 @@ def test_torchs_layer_is_recorded_however_it_is_called(need_weights: bool, grad:
 @pytest.mark.parametrize(
     "name, backend",
     [
-        *((name, "regard") for name in ("GPT-2", "Llama", "Mistral", "Gemma3", "GPT-OSS")),
-        *((name, "sdpa") for name in ("GPT-2", "Llama")),  # which says its scale
+        *((name, "regard") for name in ("GPT-2", "Llama", "Mistral", "Gemma2", "Gemma3", "GPT-OSS")),
+        *((name, "sdpa") for name in ("GPT-2", "Llama", "Mistral")),
+        *((name, "eager") for name in ("Llama", "Gemma2", "GPT-OSS")),
     ],
 )
 @torch.no_grad()
@@ -266,13 +267,9 @@ def test_generation_is_one_matrix_in_which_each_step_is_a_row(name: str, backend
         for n, step in enumerate(tape.calls(number)[1:]):
             row, keys = step.weights[0, :, 0], step.weights.shape[3]
             torch.testing.assert_close(row, right[0, :, 8 + n, 9 + n - keys : 9 + n], rtol=1e-3, atol=1e-5)
-    if name in ("GPT-2", "Llama"):  # the others have windows or sinks
-        for number, right in enumerate(full):
-            torch.testing.assert_close(tape[number].weights[...], right, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(tape[number].weights[...], right, rtol=1e-3, atol=1e-5)
+    if name in ("GPT-2", "Llama"):  # caches of the others forget
         assert len({take.k.data_ptr() for take in tape.layers[0].takes}) == 1  # keys are kept once
-    else:
-        with pytest.raises(SpecError, match=r"was called 6 times with other keys or rules\. .*tape\.calls\(0\)"):
-            _ = tape[0]
 
 
 @torch.no_grad()

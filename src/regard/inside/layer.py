@@ -3,13 +3,11 @@
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from regard.errors import SpecError
+from regard.inside.joined import Apart, joined
 from regard.inside.take import Take
 from regard.result import Attended
-from regard.spec import mask
-from regard.spec.mask import Mask
 
 
 class Layer:
@@ -41,15 +39,19 @@ class Layer:
             earlier.over(take.k, take.v)
         return saved
 
-    @property
-    def is_one(self) -> bool:
-        """Whether the keys of each call begin with those of the call before it."""
-        return self._first == 0
-
     @cached_property
     def take(self) -> Take:
         """All calls as one."""
-        return self.takes[0] if len(self.takes) == 1 else _joined(self)
+        if len(self.takes) == 1:
+            return self.takes[0]
+        try:
+            return joined(self.takes)
+        except Apart:
+            raise SpecError(
+                f"the calls of a layer must go on where the last one ended, as in generation, to be one matrix; "
+                f"{self.path} was called {len(self.takes)} times with other keys or rules. Take them one by one: "
+                f"tape.calls({self.number})."
+            ) from None
 
     @property
     def attended(self) -> Attended:
@@ -62,46 +64,3 @@ def _begins_with(take: Take, last: Take) -> bool:
     if take.k.shape[:-2] != last.k.shape[:-2] or take.k.shape[-2] < n_k:
         return False
     return torch.equal(take.k[..., :n_k, :], last.k) and torch.equal(take.v[..., :n_k, :], last.v)
-
-
-def _joined(layer: Layer) -> Take:
-    """All queries of a layer over the keys of its last call."""
-    first, *others = layer.takes
-    last = layer.takes[-1]
-    grown = [take.k.shape[-2] - before.k.shape[-2] for take, before in zip(others, layer.takes, strict=False)]
-    follows = all(more == take.q.shape[-2] for more, take in zip(grown, others, strict=True))
-    stays = all(more == 0 for more in grown)
-    others_plain = all(
-        take.options[name] is None or name in ("mask", "score") for take in layer.takes for name in take.options
-    )
-    alike = others_plain and first.plain_scale is not None and len({take.plain_scale for take in layer.takes}) == 1
-    if not (layer.is_one and alike and (follows or stays)):
-        raise SpecError(
-            f"the calls of a layer must go on where the last one ended, as in generation, to be one matrix; "
-            f"{layer.path} was called {len(layer.takes)} times with other keys or rules. Take them one by one: "
-            f"tape.calls({layer.number})."
-        )
-    q = torch.cat([take.q for take in layer.takes], dim=2)
-    options = {**first.options, "mask": _joined_mask(layer.takes, follows)}
-    return Take(q, last.k, last.v, options, None, last.source)
-
-
-def _joined_mask(takes: list[Take], follows: bool) -> Mask | None:
-    """Whom each query sees. In a text that grows, one query at the end sees everything so far."""
-    masks = [take.options["mask"] for take in takes]
-    causal = [m is mask.causal() or (m is None and take.q.shape[2] == 1) for m, take in zip(masks, takes, strict=True)]
-    if follows and all(causal):
-        return mask.causal()
-    if not follows and all(m is None for m in masks):
-        return None
-    rows = torch.cat([_seen(take, takes[-1].k.shape[-2]) for take in takes], dim=2)
-    return mask.tensor(rows)
-
-
-def _seen(take: Take, n_k: int) -> Tensor:
-    """Whom the queries of a call see, of so many keys: (batch, heads, n_q, n_k)."""
-    batch, heads, n_q, here = take.q.shape[0], take.q.shape[1], take.q.shape[2], take.k.shape[-2]
-    chosen = take.options["mask"]
-    rows = torch.zeros(batch, heads, n_q, n_k, dtype=torch.bool)
-    rows[..., :here] = True if chosen is None else chosen.dense(n_q, here, batch=batch, heads=heads)
-    return rows

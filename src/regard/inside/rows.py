@@ -108,11 +108,12 @@ class Rows:
         if not self.looks_back:
             return self.over_all.distance  # type: ignore[no-any-return]  # tensors in, tensor out
         far: Tensor = self.places - self.asked.output[..., PLACE] / self._mass.clamp(min=1e-30)
-        return torch.where(self.lse > -torch.inf, far, 0.0)
+        sees = self.lse > -torch.inf if self.is_softmax else self._mass > 0
+        return torch.where(sees, far, 0.0)
 
     @cached_property
     def _mass(self) -> Tensor:
-        """The sum of a query's weights: 1, but with a sink."""
+        """The sum of a query's weights: 1 with softmax, and less with a sink."""
         if self.is_softmax:
             return torch.ones(())
         ones = torch.ones_like(self.take.k[..., :1])

@@ -1,0 +1,156 @@
+"""Calls that go on where the last one ended, as in generation, as one: all queries over all keys there were.
+
+A cache that keeps the latest keys alone gives each call a later part of them; the others are hidden from its queries.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.inside.take import OPTIONS, Take
+from regard.spec import mask, score
+from regard.spec.mask import Mask
+from regard.spec.named import read_back
+from regard.spec.term import variable, walk
+
+
+class Apart(Exception):
+    """The calls are not one matrix."""
+
+
+def joined(takes: Sequence[Take]) -> Take:
+    """All calls as one; `Apart` where they do not go on one from another, or ask something else each time."""
+    first, last = takes[0], takes[-1]
+    if any(take.options[name] is not None for take in takes for name in ("value", "start")):
+        raise Apart
+    if not _all_equal([_filled(_said(take, "weigh"), take) for take in takes]):
+        raise Apart
+    stays = all(_have_equal(take.k, first.k) and _have_equal(take.v, first.v) for take in takes)
+    offsets = [0] * len(takes) if stays else _offsets(takes)
+    k, v = last.k, last.v
+    if any(offsets):
+        news = [take.q.shape[2] for take in takes[1:]]
+        k = torch.cat([first.k, *(take.k[:, :, -new:] for take, new in zip(takes[1:], news, strict=True))], dim=2)
+        v = torch.cat([first.v, *(take.v[:, :, -new:] for take, new in zip(takes[1:], news, strict=True))], dim=2)
+    options = {
+        **first.options,
+        "score": _joined_score(takes, offsets, k.shape[2]),
+        "mask": _joined_mask(takes, offsets, k.shape[2], stays),
+    }
+    return Take(torch.cat([take.q for take in takes], dim=2), k, v, options, None, last.source)
+
+
+def _offsets(takes: Sequence[Take]) -> list[int]:
+    """Where the keys of each call begin among all. The last ones of a call are its queries' own, and those before them
+    the last of the call before."""
+    offsets = [0]
+    for take, before in zip(takes[1:], takes, strict=False):
+        kept = take.k.shape[2] - take.q.shape[2]
+        gone = before.k.shape[2] - kept
+        if kept <= 0 or gone < 0:
+            raise Apart
+        if not all(_have_equal(getattr(take, x)[:, :, :kept], getattr(before, x)[:, :, gone:]) for x in "kv"):
+            raise Apart
+        offsets.append(offsets[-1] + gone)
+    return offsets
+
+
+def _have_equal(one: Tensor, other: Tensor) -> bool:
+    is_the_same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return one.shape == other.shape and (is_the_same or torch.equal(one, other))
+
+
+def _joined_mask(takes: Sequence[Take], offsets: list[int], n_k: int, stays: bool) -> Mask | None:
+    """Whom each query sees. In a text that grows, one query at the end sees everything so far."""
+    masks = [take.options["mask"] for take in takes]
+    causal = [m is mask.causal() or (m is None and take.q.shape[2] == 1) for m, take in zip(masks, takes, strict=True)]
+    if not stays and not any(offsets) and all(causal):
+        return mask.causal()
+    if stays and all(m is None for m in masks):
+        return None
+    by_head = any(m is not None and variable("h") in walk(m.term) for m in masks)
+    heads = takes[0].q.shape[1] if by_head else 1
+    rows = [_placed(_seen(take, heads), offset, n_k) for take, offset in zip(takes, offsets, strict=True)]
+    return mask.tensor(torch.cat(rows, dim=2))
+
+
+def _seen(take: Take, heads: int) -> Tensor:
+    """Whom the queries of a call see of its keys: (batch, heads, n_q, n_k)."""
+    batch, n_q, n_k = take.q.shape[0], take.q.shape[2], take.k.shape[2]
+    chosen = take.options["mask"]
+    if chosen is None:
+        return torch.ones(batch, heads, n_q, n_k, dtype=torch.bool)
+    found: Tensor = chosen.dense(n_q, n_k, batch=batch, heads=heads)
+    return found
+
+
+def _placed(rows: Tensor, offset: int, n_k: int) -> Tensor:
+    """Rows over the keys of a call as rows over all keys, with zeros for the others."""
+    return torch.nn.functional.pad(rows, (offset, n_k - offset - rows.shape[-1]))
+
+
+def _joined_score(takes: Sequence[Take], offsets: list[int], n_k: int) -> Any:
+    """The score that all calls have, and the biases that each adds to it at last, put together."""
+    said, biases = zip(*(_split(take) for take in takes), strict=True)
+    if not _all_equal([_filled(each, take) for each, take in zip(said, takes, strict=True)]):
+        raise Apart
+    spelled = takes[0].spelled
+    assert spelled is not None  # or there would be no names
+    shared = read_back(json.dumps(said[0]), spelled.tensors, spelled.numbers)
+    rule = None if shared is None else shared.rule
+    reads = {name for name in "ijp" if rule is not None and variable(name) in walk(rule.term)}
+    if "i" in reads or (reads and any(offsets)):  # queries have other numbers now, and so have keys after an offset
+        raise Apart
+    if all(bias is None for bias in biases):
+        return shared
+    rows = []
+    for take, offset, bias in zip(takes, offsets, biases, strict=True):
+        values = torch.zeros(1, 1, 1, 1) if bias is None else bias[(None,) * (4 - bias.dim())]
+        rows.append(_placed(values.expand(-1, -1, take.q.shape[2], take.k.shape[2]), offset, n_k))
+    leading = torch.broadcast_shapes(*(x.shape[:2] for x in rows))
+    whole = torch.cat([x.expand(*leading, -1, -1) for x in rows], dim=2)
+    return (score.scaled_dot() if shared is None else shared).then(score.bias(whole))
+
+
+def _split(take: Take) -> tuple[Any, Tensor | None]:
+    """The score of a call as it is said, without a bias that is added at last, and that bias."""
+    said = _said(take, "score")
+    if said is not None and said[0] == "score.changed" and said[1][1][0] == "rule.bias":
+        return said[1][0], _filled(said[1][1][1][0], take)
+    return said, None
+
+
+def _said(take: Take, name: str) -> Any:
+    """An option as the names of its makers and what they were given, tensors and whole numbers by their places."""
+    if take.spelled is None:
+        raise Apart
+    return json.loads(take.spelled.text)["list"][OPTIONS.index(name)]
+
+
+def _filled(said: Any, take: Take) -> Any:
+    """The same with the tensors and numbers themselves."""
+    assert take.spelled is not None
+    if isinstance(said, dict) and set(said) == {"tensor"}:
+        return take.spelled.tensors[said["tensor"]]
+    if isinstance(said, dict) and set(said) == {"number"}:
+        return take.spelled.numbers[said["number"]]
+    if isinstance(said, dict):
+        return {key: _filled(each, take) for key, each in said.items()}
+    return [_filled(each, take) for each in said] if isinstance(said, list) else said
+
+
+def _all_equal(values: Sequence[Any]) -> bool:
+    return all(_equal(value, values[0]) for value in values)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return type(one) is type(other) and _have_equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
