@@ -1,6 +1,7 @@
 """What every test starts from: the same random numbers, the same examples, pictures without a window."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from hypothesis import HealthCheck, Phase, settings
 import regard
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+# A shell lets what it starts in the background ignore Ctrl-C, which tests send to themselves and to commands they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The examples are the same in every run, so a red test stays red until it is mended. There is no deadline:
 # the first call of a test warms caches up, and two workers share a machine.
