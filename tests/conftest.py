@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 import regard
 
 os.environ.setdefault("MPLBACKEND", "Agg")
-# A shell lets what it starts in the background ignore Ctrl-C, which tests send to themselves and to commands they start.
+# A shell lets what it starts in the background ignore Ctrl-C, which tests send to themselves and to commands.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The examples are the same in every run, so a red test stays red until it is mended. There is no deadline:

@@ -1,5 +1,6 @@
 """Calls one after another as one matrix: what each query sees and how it scores must be what its own call said."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import regard
 from regard import mask, score, weigh
 from regard.errors import SpecError
 from regard.inside.tape import Tape
+from regard.models.store import read
 from tests.integrations.hugging_faces import SEQUENCES, words
 
 HEADS, WIDTH, PROMPT, STEPS = 4, 8, 6, 5
@@ -90,6 +92,34 @@ def test_rows_of_a_bias_are_put_together(capped: bool, latest: int) -> None:
     seen = mask.where(lambda b, h, i, j: (j <= i) & ((i < PROMPT) | (i - j < latest)))
     right = regard.attend(q, k, v, mask=seen, score=model.score.then(score.bias(bias)))
     torch.testing.assert_close(tape[0].weights[...], right.weights[...], **CLOSE)
+
+
+@pytest.mark.parametrize("latest", LATEST.values(), ids=LATEST)
+def test_keys_are_kept_and_saved_once(latest: int, tmp_path: Path) -> None:
+    tape, (_, k, _) = recorded(Steps(latest))
+    (chain,) = tape.layers[0].chains
+    torch.testing.assert_close(chain.k, k, rtol=0, atol=0)
+    assert {take.k.untyped_storage().data_ptr() for take in chain.takes} == {chain.k.untyped_storage().data_ptr()}
+    assert chain.k.untyped_storage().nbytes() <= k.nbytes * 1.25 + k.nbytes // k.shape[2]
+    tape.save(tmp_path / "tape.safetensors")
+    tensors, _ = read(tmp_path / "tape.safetensors")
+    assert sum(t.shape[2] for name, t in tensors.items() if name.endswith(".k")) == PROMPT + STEPS
+    again = regard.load_tape(tmp_path / "tape.safetensors")
+    torch.testing.assert_close(again[0].weights[...], tape[0].weights[...], rtol=0, atol=0)
+    for one, other in zip(again.calls(0), tape.calls(0), strict=True):
+        torch.testing.assert_close(one.weights[...], other.weights[...], rtol=0, atol=0)
+
+
+def test_a_budget_counts_keys_once() -> None:
+    """They fit with a quarter to grow and a step on its way. Each step's own keys would be fifty times as many."""
+    q, k, v = torch.randn(3, 1, 1, 102, WIDTH, generator=torch.Generator().manual_seed(0)).unbind()
+    step = nn.Module()
+    step.forward = lambda n: regard.attention(q[:, :, n : n + 1], k[:, :, : n + 1], v[:, :, : n + 1])  # type: ignore[method-assign]
+    with regard.record(step, budget=6 * k.nbytes) as tape:
+        for n in range(102):
+            step(n)
+    assert not tape.dropped
+    assert tape[0].weights.shape == (1, 1, 102, 102)
 
 
 def test_a_rule_of_distances_goes_on_over_all_keys() -> None:

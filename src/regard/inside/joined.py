@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.inside.chain import Chain
 from regard.inside.take import OPTIONS, Take
 from regard.spec import mask, score
 from regard.spec.mask import Mask
@@ -21,46 +22,25 @@ class Apart(Exception):
     """The calls are not one matrix."""
 
 
-def joined(takes: Sequence[Take]) -> Take:
+def joined(chains: Sequence[Chain]) -> Take:
     """All calls as one; `Apart` where they do not go on one from another, or ask something else each time."""
-    first, last = takes[0], takes[-1]
-    if any(take.options[name] is not None for take in takes for name in ("value", "start")):
+    if len(chains) != 1:
+        raise Apart
+    takes, offsets, k, v = chains[0].takes, chains[0].offsets, chains[0].k, chains[0].v
+    ends = [offset + take.k.shape[2] for offset, take in zip(offsets, takes, strict=True)]
+    grown = [end - before for end, before in zip(ends[1:], ends, strict=False)]
+    stays = not any(grown)
+    follows = grown == [take.q.shape[2] for take in takes[1:]]  # each query brings a key of its own
+    if not (stays or follows) or any(take.options[name] is not None for take in takes for name in ("value", "start")):
         raise Apart
     if not _all_equal([_filled(_said(take, "weigh"), take) for take in takes]):
         raise Apart
-    stays = all(_have_equal(take.k, first.k) and _have_equal(take.v, first.v) for take in takes)
-    offsets = [0] * len(takes) if stays else _offsets(takes)
-    k, v = last.k, last.v
-    if any(offsets):
-        news = [take.q.shape[2] for take in takes[1:]]
-        k = torch.cat([first.k, *(take.k[:, :, -new:] for take, new in zip(takes[1:], news, strict=True))], dim=2)
-        v = torch.cat([first.v, *(take.v[:, :, -new:] for take, new in zip(takes[1:], news, strict=True))], dim=2)
     options = {
-        **first.options,
+        **takes[0].options,
         "score": _joined_score(takes, offsets, k.shape[2]),
         "mask": _joined_mask(takes, offsets, k.shape[2], stays),
     }
-    return Take(torch.cat([take.q for take in takes], dim=2), k, v, options, None, last.source)
-
-
-def _offsets(takes: Sequence[Take]) -> list[int]:
-    """Where the keys of each call begin among all. The last ones of a call are its queries' own, and those before them
-    the last of the call before."""
-    offsets = [0]
-    for take, before in zip(takes[1:], takes, strict=False):
-        kept = take.k.shape[2] - take.q.shape[2]
-        gone = before.k.shape[2] - kept
-        if kept <= 0 or gone < 0:
-            raise Apart
-        if not all(_have_equal(getattr(take, x)[:, :, :kept], getattr(before, x)[:, :, gone:]) for x in "kv"):
-            raise Apart
-        offsets.append(offsets[-1] + gone)
-    return offsets
-
-
-def _have_equal(one: Tensor, other: Tensor) -> bool:
-    is_the_same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
-    return one.shape == other.shape and (is_the_same or torch.equal(one, other))
+    return Take(torch.cat([take.q for take in takes], dim=2), k, v, options, None, takes[-1].source)
 
 
 def _joined_mask(takes: Sequence[Take], offsets: list[int], n_k: int, stays: bool) -> Mask | None:
@@ -148,7 +128,7 @@ def _all_equal(values: Sequence[Any]) -> bool:
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return type(one) is type(other) and _have_equal(one, other)
+        return type(one) is type(other) and one.shape == other.shape and torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):

@@ -2,9 +2,8 @@
 
 from functools import cached_property
 
-import torch
-
 from regard.errors import SpecError
+from regard.inside.chain import Chain
 from regard.inside.joined import Apart, joined
 from regard.inside.take import Take
 from regard.result import Attended
@@ -18,26 +17,25 @@ class Layer:
 
     def __init__(self, path: str, number: int, heads: list[int] | None) -> None:
         self.path, self.number = path, number
-        self.takes: list[Take] = []
+        self.chains: list[Chain] = []
         self._chosen = heads
-        self._first = 0  # of the last calls that go on one from another
+
+    @property
+    def takes(self) -> list[Take]:
+        return [take for chain in self.chains for take in chain.takes]
 
     @property
     def heads(self) -> list[int]:
-        return list(range(self.takes[0].q.shape[1])) if self._chosen is None else self._chosen
+        return list(range(self.chains[0].takes[0].q.shape[1])) if self._chosen is None else self._chosen
 
     def add(self, take: Take) -> int:
-        """Keeps a call. Keys and values that the last one had are kept once: the bytes that were saved."""
+        """Keeps a call; the bytes that it takes. Keys and values that the last one had are kept once."""
         self.__dict__.pop("take", None)
-        last = self.takes[-1] if self.takes else None
-        self.takes.append(take)
-        if last is None or not _begins_with(take, last):
-            self._first = len(self.takes) - 1
-            return 0
-        saved = last.k.nbytes + last.v.nbytes
-        for earlier in self.takes[self._first : -1]:
-            earlier.over(take.k, take.v)
-        return saved
+        forgotten = self.chains[-1].forgotten(take) if self.chains else None
+        if forgotten is not None:
+            return self.chains[-1].add(take, forgotten)
+        self.chains.append(Chain.of(take))
+        return take.q.nbytes + take.k.nbytes + take.v.nbytes
 
     @cached_property
     def take(self) -> Take:
@@ -45,7 +43,7 @@ class Layer:
         if len(self.takes) == 1:
             return self.takes[0]
         try:
-            return joined(self.takes)
+            return joined(self.chains)
         except Apart:
             raise SpecError(
                 f"the calls of a layer must go on where the last one ended, as in generation, to be one matrix; "
@@ -57,10 +55,3 @@ class Layer:
     def attended(self) -> Attended:
         """All calls as one, kept open."""
         return self.take.attended
-
-
-def _begins_with(take: Take, last: Take) -> bool:
-    n_k = last.k.shape[-2]
-    if take.k.shape[:-2] != last.k.shape[:-2] or take.k.shape[-2] < n_k:
-        return False
-    return torch.equal(take.k[..., :n_k, :], last.k) and torch.equal(take.v[..., :n_k, :], last.v)

@@ -74,7 +74,7 @@ class _Recorder:
             )
             return None
         layer = self.tape.layer(path, number, self.heads)
-        self.used += needed - layer.add(take)
+        self.used += layer.add(take)
 
         def follow(gradient: Tensor) -> None:
             by_head = gradient.detach().reshape(take.q.shape[0], -1, take.q.shape[2], gradient.shape[-1])

@@ -117,11 +117,6 @@ class Take:
         names = [*formula.names, *(f"place{n}" for n in range(len(tensors) - len(formula.names)))]
         return make(substitute(formula.term, new), tensors, names)
 
-    def over(self, k: Tensor, v: Tensor) -> None:
-        """Goes on with keys and values that begin with its own."""
-        n_k = self.k.shape[-2]
-        self.k, self.v = k[..., :n_k, :], v[..., :n_k, :]
-
 
 def taken(asked: dict[str, Any], heads: Sequence[int] | None, keep: Callable[[Tensor], Tensor], source: str) -> Take:
     """A call, copied; of some heads alone where they are named."""

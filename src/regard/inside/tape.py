@@ -1,7 +1,6 @@
 """A recording: what the attention of a model was asked, layer by layer, open for every question about its weights."""
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import LoadError, SpecError
+from regard.inside.chain import Chain
 from regard.inside.compare import Comparison
 from regard.inside.flow import flow, relevance, rollout
 from regard.inside.gradient import Reversed, TimesGradient
@@ -23,6 +23,8 @@ from regard.inside.texts import Texts
 from regard.inside.values import Weighted
 from regard.models.store import read, write
 from regard.result import Attended
+
+FORMAT = 2  # of files; 1 had the keys of each call by themselves
 
 
 class Tape:
@@ -179,42 +181,47 @@ class Tape:
         return "\n".join([*lines, *(f"  not kept: {what}" for what in self.dropped)])
 
     def save(self, path: str | Path) -> None:
-        """Everything into one safetensors file."""
-        tensors: dict[str, Any] = {}
+        """Everything into one safetensors file; keys that many calls look at once."""
+        tensors: dict[str, Tensor] = {}
         words: list[dict[str, Any]] = []
         for layer in self.layers:
-            takes = []
-            for place, take in enumerate(layer.takes):
-                if take.spelled is None:
-                    raise SpecError(
-                        f"a tape can be saved where masks and scores are formulas; a call of {layer.path} has a "
-                        "function of its own. Record without that layer."
-                    )
-                name = f"{layer.number}.{place}"
-                own = {"q": take.q, "k": take.k, "v": take.v}
-                own |= {f"option{n}": t for n, t in enumerate(take.spelled.tensors)}
-                tensors |= {f"{name}.{part}": t.clone() for part, t in own.items()}
-                takes.append({"text": take.spelled.text, "numbers": take.spelled.numbers, "source": take.source})
-            words.append({"path": layer.path, "number": layer.number, "heads": layer.heads, "takes": takes})
-        write(path, tensors, {"tape": 1, "tokens": self.tokens, "layers": words, "dropped": self.dropped})
+            chains = []
+            for number, chain in enumerate(layer.chains):
+                name, takes = f"{layer.number}.{number}", []
+                tensors |= {f"{name}.k": chain.k.contiguous(), f"{name}.v": chain.v.contiguous()}
+                for place, (take, offset) in enumerate(zip(chain.takes, chain.offsets, strict=True)):
+                    if take.spelled is None:
+                        raise SpecError(
+                            f"a tape can be saved where masks and scores are formulas; a call of {layer.path} has a "
+                            "function of its own. Record without that layer."
+                        )
+                    tensors[f"{name}.{place}.q"] = take.q
+                    tensors |= {f"{name}.{place}.option{n}": t.clone() for n, t in enumerate(take.spelled.tensors)}
+                    keys = [offset, offset + take.k.shape[2]]
+                    said = {"text": take.spelled.text, "numbers": take.spelled.numbers, "source": take.source}
+                    takes.append({"keys": keys, "options": len(take.spelled.tensors), **said})
+                chains.append(takes)
+            words.append({"path": layer.path, "number": layer.number, "heads": layer.heads, "chains": chains})
+        write(path, tensors, {"tape": FORMAT, "tokens": self.tokens, "layers": words, "dropped": self.dropped})
 
 
 def load_tape(path: str | Path) -> Tape:
     """A recording that `Tape.save` wrote."""
     tensors, words = read(path)
-    if words.get("tape") != 1:
+    if words.get("tape") != FORMAT:
         raise LoadError(f"{path} must be a recording that tape.save wrote; it holds {json.dumps(words)[:60]}.")
     tape = Tape()
     tape.tokens, tape.dropped = words["tokens"], words["dropped"]
-    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)  # of each call
-    for name, tensor in tensors.items():
-        call, _, part = name.rpartition(".")
-        parts[call][part] = tensor
     for said in words["layers"]:
         layer = tape.layer(said["path"], said["number"], said["heads"])
-        for place, take in enumerate(said["takes"]):
-            own = parts[f"{said['number']}.{place}"]
-            options = [own[f"option{n}"] for n in range(len(own) - 3)]
-            spelled = Spelled(take["text"], tuple(options), tuple(take["numbers"]))
-            layer.add(Take(own["q"], own["k"], own["v"], spelled.options(), spelled, take["source"]))
+        for number, calls in enumerate(said["chains"]):
+            name = f"{said['number']}.{number}"
+            k, v = tensors[f"{name}.k"], tensors[f"{name}.v"]
+            takes = []
+            for place, call in enumerate(calls):
+                options = tuple(tensors[f"{name}.{place}.option{n}"] for n in range(call["options"]))
+                spelled = Spelled(call["text"], options, tuple(call["numbers"]))
+                part, q = slice(*call["keys"]), tensors[f"{name}.{place}.q"]
+                takes.append(Take(q, k[:, :, part], v[:, :, part], spelled.options(), spelled, call["source"]))
+            layer.chains.append(Chain(takes, [call["keys"][0] for call in calls], k, v))
     return tape
