@@ -135,13 +135,31 @@ def test_each_head_keeps_what_it_sees() -> None:
         torch.testing.assert_close(rows[..., : step.weights.shape[3]], step.weights[...], **CLOSE)
 
 
+class Across(Steps):
+    """Queries one by one over keys that stay."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        for n in range(PROMPT):
+            regard.attention(q[:, :, n : n + 1], k, v, **self.options)
+
+
+def test_queries_over_keys_that_stay(tmp_path: Path) -> None:
+    options = {"score": score.scaled_dot(0.5).then(lambda s, b, h, i, j: s - 0.1 * j)}
+    tape, (q, k, v) = recorded(Across(**options))
+    right = regard.attend(q[:, :, :PROMPT], k, v, **options)
+    tape.save(tmp_path / "tape.safetensors")
+    for each in (tape, regard.load_tape(tmp_path / "tape.safetensors")):
+        torch.testing.assert_close(each[0].weights[...], right.weights[...], **CLOSE)
+
+
 @pytest.mark.parametrize(
     "model",
     [
-        Steps(4, score=score.alibi()),  # places are counted from another key at each step
+        Steps(4, score=score.alibi()),
+        Across(score=score.alibi()),
         Steps(score=lambda s, b, h, i, j: s + 0.1 * i),
     ],
-    ids=["distances and a cache that forgets", "numbers of queries"],
+    ids=["places, and a cache that forgets", "places, and keys that stay", "numbers of queries"],
 )
 def test_rules_that_would_mean_something_else_are_left_apart(model: nn.Module) -> None:
     tape, _ = recorded(model)

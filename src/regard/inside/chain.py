@@ -64,7 +64,8 @@ class Chain:
 
     def _look(self, first: int = 0) -> None:
         """Calls from number `first` on look at their part of the keys."""
-        for take, offset in list(zip(self.takes, self.offsets, strict=True))[first:]:
+        for n in range(first, len(self.takes)):
+            take, offset = self.takes[n], self.offsets[n]
             part = slice(offset, offset + take.k.shape[2])
             take.k, take.v = self._k[:, :, part], self._v[:, :, part]
 

@@ -37,7 +37,7 @@ def joined(chains: Sequence[Chain]) -> Take:
         raise Apart
     options = {
         **takes[0].options,
-        "score": _joined_score(takes, offsets, k.shape[2]),
+        "score": _joined_score(takes, offsets, k.shape[2], stays),
         "mask": _joined_mask(takes, offsets, k.shape[2], stays),
     }
     return Take(torch.cat([take.q for take in takes], dim=2), k, v, options, None, takes[-1].source)
@@ -72,7 +72,7 @@ def _placed(rows: Tensor, offset: int, n_k: int) -> Tensor:
     return torch.nn.functional.pad(rows, (offset, n_k - offset - rows.shape[-1]))
 
 
-def _joined_score(takes: Sequence[Take], offsets: list[int], n_k: int) -> Any:
+def _joined_score(takes: Sequence[Take], offsets: list[int], n_k: int, stays: bool) -> Any:
     """The score that all calls have, and the biases that each adds to it at last, put together."""
     said, biases = zip(*(_split(take) for take in takes), strict=True)
     if not _all_equal([_filled(each, take) for each, take in zip(said, takes, strict=True)]):
@@ -80,9 +80,10 @@ def _joined_score(takes: Sequence[Take], offsets: list[int], n_k: int) -> Any:
     spelled = takes[0].spelled
     assert spelled is not None  # or there would be no names
     shared = read_back(json.dumps(said[0]), spelled.tensors, spelled.numbers)
+    # queries have other numbers now; so have keys after an offset, and places among keys that stay
+    changed = {"i", "n_q", "n_k"} | ({"p"} if stays else set()) | ({"p", "j"} if any(offsets) else set())
     rule = None if shared is None else shared.rule
-    reads = {name for name in "ijp" if rule is not None and variable(name) in walk(rule.term)}
-    if "i" in reads or (reads and any(offsets)):  # queries have other numbers now, and so have keys after an offset
+    if rule is not None and any(variable(name) in walk(rule.term) for name in changed):
         raise Apart
     if all(bias is None for bias in biases):
         return shared

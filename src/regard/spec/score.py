@@ -71,7 +71,7 @@ class Score:
 
     def then(self, rule: Any) -> "Score":
         """This score, changed by a rule: a `Rule`, a function (s, b, h, i, j), or a tensor to add."""
-        return _changed(self, rule)
+        return _changed(self, _with_a_name(rule))
 
     def check(self, q_width: int, k_width: int) -> None:
         if q_width != k_width:
@@ -120,6 +120,11 @@ class Score:
 
     def formula(self) -> str:
         return "q·k"
+
+
+def _with_a_name(given: Any) -> Any:
+    """What a rule is made of; a function is read here, or else the score could not be written down."""
+    return rule(given) if callable(given) else given
 
 
 @named
