@@ -111,6 +111,20 @@ def test_the_arithmetic_multiplies_out_and_its_code_gives_the_weight(site: Site)
     assert names["weights"][1] == pytest.approx(float(weights()[13, 1]), abs=1e-5)
 
 
+def test_numbers_of_vectors_fit_their_columns(site: Site) -> None:
+    """Small ones are written short, so that no column is pushed off the page; what they are is in their titles."""
+    small = []
+    for query, key in ((3, 1), (9, 8), (13, 12), (15, 14)):
+        page = site.page(f"view=arithmetic&layer=0&head=0&query={query}&key={key}")
+        page.wait_for_selector(".headline output")
+        cells = [(c.text_content(), float(c.get_attribute("title"))) for c in page.locator(".vector td").all()]
+        small += [(text, x) for text, x in cells if 0 < abs(x) < 0.01]
+        assert page.evaluate("[...document.querySelectorAll('.vectors')].every((x) => x.scrollWidth <= x.clientWidth)")
+    assert len(small) > 10
+    for text, x in small:
+        assert float(text.replace("−", "-")) == pytest.approx(x, rel=0.5), (text, x)
+
+
 def test_a_cell_that_is_hidden_says_so(site: Site) -> None:
     page = site.page(f"view=arithmetic&layer={LAYER}&head={HEAD}&query=3&key=9")
     page.wait_for_selector(".headline output")

@@ -13,6 +13,13 @@ export function number(x, digits = 4) {
   return minus(size >= 1000 ? x.toFixed(1) : x.toFixed(digits));
 }
 
+/** The same for a narrow column: −5e−4. */
+export function brief(x, digits) {
+  const size = Math.abs(x);
+  const hasPower = Number.isFinite(x) && size > 0 && (size < 10 ** -digits || size >= 1e5);
+  return hasPower ? minus(x.toExponential(0).replace("+", "")) : number(x, digits);
+}
+
 function raised(sign, digits) {
   return (sign === "+" || sign === "" ? "" : "⁻") + [...digits].map((d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(d)]).join("");
 }

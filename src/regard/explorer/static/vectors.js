@@ -1,7 +1,7 @@
 // Vectors and matrices of numbers as tables that a finger can follow.
 
 import { element } from "./element.js";
-import { number } from "./format.js";
+import { brief, number } from "./format.js";
 
 /** A number as Python said it: words for what JSON has no number for. */
 function said(x) {
@@ -54,7 +54,7 @@ export function vectors(rows, across = 16, digits = 2) {
               { class: `of-${colour}` },
               element("th", { scope: "row" }, name),
               places.map((c) => {
-                const cell = element("td", { title: String(values[c]) }, number(values[c], digits));
+                const cell = element("td", { title: String(values[c]) }, brief(values[c], digits));
                 shade(cell, values[c], top, colour);
                 return cell;
               }),
