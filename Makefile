@@ -18,10 +18,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PIP_INSTALL := $(PY) -m pip install --quiet -c constraints.txt
 
-# One thread a worker: two workers with two threads each would fight for two cores. Files in their own order: pytest would
-# begin with those that have most tests, and end with single ones that take a minute each.
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest $(WORKERS)
+# One thread a worker: two workers with two threads each would fight for two cores.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
 # The core's own tests and, under build/, the core once more with sanitizers.
 CORE_TESTS := $(MAKE) --no-print-directory -j 2 -C native/tests PYTHON=$(CURDIR)/$(PY)
@@ -82,7 +80,7 @@ test-long: setup  ## the tests marked long (lengths, memory), one after another:
 test-everywhere: setup  ## all tests again: with 2 and 4 threads, and without the compiled core: under 45 minutes
 	@rm -rf build/without && mkdir -p build/without && cp -R src/regard build/without && rm -f build/without/regard/_core*
 	@PYTHONPATH=$(CURDIR)/build/without $(PYTEST)
-	@for threads in 2 4; do OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$$threads $(PY) -m pytest $(WORKERS) || exit 1; done
+	@for threads in 2 4; do OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$$threads $(PY) -m pytest -n 2 --dist loadfile || exit 1; done
 
 # AddressSanitizer must be in the process before what it watches, and the C++ library right behind it, or else an
 # exception ends Python. What Python and torch never free is theirs. It takes memory itself, so the laws of memory stay
