@@ -17,7 +17,7 @@ import regard
 from regard import mask, measure, score, weigh
 
 WIDTH = 32
-SLOW = ("additive", "sparsemax", "entmax")  # seconds on tiles: a quarter of the queries, whose floats are too many still
+SLOW = ("additive", "sparsemax", "entmax")  # a quarter of the queries, whose floats are too many still
 
 
 def options(name: str, n: int) -> dict[str, Any]:
