@@ -67,6 +67,7 @@ STRETCHED = {
     "theirs",
     [
         pytest.param(_gpt2, id="gpt2"),
+        pytest.param(lambda: _gpt2(tie_word_embeddings=False), id="gpt2, a table of its own to write with"),
         pytest.param(_llama, id="llama"),
         pytest.param(lambda: _llama(tie_word_embeddings=True), id="llama, tied"),
         pytest.param(lambda: _llama(rope_parameters=STRETCHED), id="llama, stretched"),
@@ -120,7 +121,7 @@ def test_beams_are_those_of_hugging_face(tmp_path: Path) -> None:
     assert found.tokens.flatten(0, 1).tolist() == expected[:, 6:].tolist()
 
 
-def test_bert_gives_the_same_vectors(tmp_path: Path) -> None:
+def _bert(kind: str, **options: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=99,
@@ -129,8 +130,13 @@ def test_bert_gives_the_same_vectors(tmp_path: Path) -> None:
         num_hidden_layers=3,
         num_attention_heads=4,
         max_position_embeddings=64,
+        **options,
     )
-    model = _shaken(transformers.BertModel(config))
+    return _shaken(getattr(transformers, kind)(config))
+
+
+def test_bert_gives_the_same_vectors(tmp_path: Path) -> None:
+    model = _bert("BertModel")
     model.save_pretrained(tmp_path)
     ours = load(tmp_path)
     assert isinstance(ours, TextEncoder)
@@ -144,7 +150,18 @@ def test_bert_gives_the_same_vectors(tmp_path: Path) -> None:
         torch.testing.assert_close(ours.pooled(found), expected.pooler_output, **CLOSE)
 
 
-def test_vit_gives_the_same_classes_also_for_other_sizes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["MaskedLM", "TokenClassification", "QuestionAnswering", "SequenceClassification"])
+def test_bert_trained_for_a_task_is_the_encoder_inside_it(tmp_path: Path, task: str) -> None:
+    model = _bert(f"BertFor{task}")
+    model.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    assert isinstance(ours, TextEncoder)
+    assert (ours.pooler is not None) == (task == "SequenceClassification")  # the others are trained without one
+    with torch.no_grad():
+        torch.testing.assert_close(ours(TOKENS), model.bert(TOKENS).last_hidden_state, **CLOSE)
+
+
+def _vit(kind: str) -> Any:
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         hidden_size=32,
@@ -155,7 +172,19 @@ def test_vit_gives_the_same_classes_also_for_other_sizes(tmp_path: Path) -> None
         patch_size=4,
         num_labels=7,
     )
-    model = _shaken(transformers.ViTForImageClassification(config))
+    return _shaken(getattr(transformers, kind)(config))
+
+
+def test_vit_without_a_classifier_gives_the_same_vectors(tmp_path: Path) -> None:
+    model = _vit("ViTModel")
+    model.save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path)(images), model(images).last_hidden_state, **CLOSE)
+
+
+def test_vit_gives_the_same_classes_also_for_other_sizes(tmp_path: Path) -> None:
+    model = _vit("ViTForImageClassification")
     model.save_pretrained(tmp_path)
     ours = load(tmp_path)
     assert isinstance(ours, VisionTransformer)
@@ -251,11 +280,31 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) 
         checked_header(path)
 
 
+@pytest.mark.parametrize(
+    "kind, name, value, message",
+    [
+        ("gpt2", "activation_function", "relu", "must be 'gelu_new'; got 'relu'"),
+        ("gpt2", "scale_attn_weights", False, "must be True; got False"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True, "must be False; got True"),
+        ("llama", "attention_bias", True, "must be False; got True"),
+        ("bert", "is_decoder", True, "must be False; got True"),
+        ("vit", "qkv_bias", False, "must be True; got False"),
+        ("vit", "hidden_act", "relu", "must be 'gelu'; got 'relu'"),
+    ],
+)
+def test_words_that_would_make_another_model_are_refused(
+    tmp_path: Path, kind: str, name: str, value: Any, message: str
+) -> None:
+    made = {"gpt2": _gpt2, "llama": _llama, "bert": lambda: _bert("BertModel"), "vit": lambda: _vit("ViTModel")}
+    made[kind]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
+    with pytest.raises(LoadError, match=rf"{name} in config.json {message}"):
+        load(tmp_path)
+
+
 def test_what_this_package_does_not_know_is_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "activation_function": "relu"}))
-    with pytest.raises(LoadError, match=r"activation_function in config.json must be 'gelu_new'; got 'relu'"):
-        load(folder)
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
     with pytest.raises(LoadError, match=r"the model must be one of gpt2, llama, mistral, bert, vit; got 'mamba'"):
         load(folder)

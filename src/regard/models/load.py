@@ -2,12 +2,12 @@
 
 A folder holds config.json and model.safetensors, or several files and an index of them. Every tensor of a model is
 made from tensors of the file, by name; one that is missing, is cut off or has another shape is refused by name, and so
-is one that nothing here knows.
+is one that nothing here knows. What config.json says that would change what a model computes is obeyed or refused.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from regard.errors import LoadError
 from regard.models.encoder import TextEncoder
 from regard.models.language import LanguageModel
 from regard.models.store import fit, read
-from regard.models.vision import VisionTransformer
+from regard.models.vision import ImageEncoder, VisionTransformer
 from regard.nn.block import Design
 from regard.nn.position import (
     Learned,
@@ -48,16 +48,21 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of model: how it is made, how its tensors are named, and which of them are not needed."""
+    """One kind of model: how it is made from its words and from which tensors are there, how these are named, and
+    which of them are not needed."""
 
-    make: Callable[[Config], nn.Module]
+    make: Callable[[Config, Set[str]], nn.Module]
     parts: Callable[[Config], dict[str, Part]]
     prefix: str  # that names may have in the file, or not
     unneeded: str
 
 
 def load(folder: str | Path) -> nn.Module:
-    """The model in a folder, with its weights, ready to be used."""
+    """The model in a folder, with its weights, ready to be used.
+
+    What BERT was given for a task, such as a classifier, is left out: what comes back is the encoder. A ViT without a
+    classifier is an `ImageEncoder`.
+    """
     folder = Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf8"))
@@ -69,8 +74,8 @@ def load(folder: str | Path) -> nn.Module:
     if kind not in FAMILIES:
         raise LoadError(f"the model must be one of {', '.join(FAMILIES)}; got {kind!r} in {folder}.")
     family = FAMILIES[kind]
-    model = family.make(config)
     tensors = {re.sub(f"^{family.prefix}", "", name): t for name, t in _tensors(folder).items()}
+    model = family.make(config, tensors.keys())
     fit(model, _translated(model, family, config, tensors, folder), folder)
     return model.eval()
 
@@ -140,8 +145,10 @@ def _both(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {f"{n}{joints[n]}{kind}": [f"{s}.{kind}" for s in sources] for n, sources in names.items() for kind in kinds}
 
 
-def _gpt2(config: Config) -> nn.Module:
+def _gpt2(config: Config, names: Set[str]) -> nn.Module:
     _must(config, "activation_function", "gelu_new")
+    _must(config, "scale_attn_weights", True)
+    _must(config, "scale_attn_by_inverse_layer_idx", False)
     width, layers = config["n_embd"], config["n_layer"]
     design = Design(
         width=width,
@@ -151,7 +158,8 @@ def _gpt2(config: Config) -> nn.Module:
         eps=config["layer_norm_epsilon"],
     )
     position = Learned(config["n_positions"], width)
-    return LanguageModel(config["vocab_size"], layers=layers, design=design, position=position)
+    tied = config.get("tie_word_embeddings", True)
+    return LanguageModel(config["vocab_size"], layers=layers, design=design, position=position, tied=tied)
 
 
 def _gpt2_parts(config: Config) -> dict[str, Part]:
@@ -170,10 +178,11 @@ def _gpt2_parts(config: Config) -> dict[str, Part]:
         **_layers("decoder.layers", "h", config["n_layer"], plain | norms),
         "decoder.norm.weight": Part(("ln_f.weight",)),
         "decoder.norm.bias": Part(("ln_f.bias",)),
+        "head.weight": Part(("lm_head.weight",)),
     }
 
 
-def _llama(config: Config) -> nn.Module:
+def _llama(config: Config, names: Set[str]) -> nn.Module:
     _must(config, "hidden_act", "silu")
     for name in ("attention_bias", "mlp_bias"):
         _must(config, name, False)
@@ -250,15 +259,16 @@ def _encoder_design(config: Config, norm_first: bool) -> Design:
     )
 
 
-def _bert(config: Config) -> nn.Module:
+def _bert(config: Config, names: Set[str]) -> nn.Module:
     _must(config, "position_embedding_type", "absolute")
+    _must(config, "is_decoder", False)
     return TextEncoder(
         config["vocab_size"],
         longest=config["max_position_embeddings"],
         layers=config["num_hidden_layers"],
         design=_encoder_design(config, norm_first=False),
         types=config["type_vocab_size"],
-        pooler=True,
+        pooler="pooler.dense.weight" in names,
     )
 
 
@@ -283,16 +293,19 @@ def _bert_parts(config: Config) -> dict[str, Part]:
     }
 
 
-def _vit(config: Config) -> nn.Module:
+def _vit(config: Config, names: Set[str]) -> nn.Module:
+    _must(config, "qkv_bias", True)
     size = config["image_size"]
-    return VisionTransformer(
-        image=(size, size) if isinstance(size, int) else tuple(size),
-        patch=config["patch_size"],
-        channels=config["num_channels"],
-        classes=len(config.get("id2label") or range(config.get("num_labels", 2))),
-        layers=config["num_hidden_layers"],
-        design=_encoder_design(config, norm_first=True),
-    )
+    sizes: dict[str, Any] = {
+        "image": (size, size) if isinstance(size, int) else tuple(size),
+        "patch": config["patch_size"],
+        "channels": config["num_channels"],
+        "layers": config["num_hidden_layers"],
+        "design": _encoder_design(config, norm_first=True),
+    }
+    if "classifier.weight" not in names:
+        return ImageEncoder(**sizes)
+    return VisionTransformer(**sizes, classes=len(config.get("id2label") or range(config.get("num_labels", 2))))
 
 
 def _vit_parts(config: Config) -> dict[str, Part]:
@@ -330,6 +343,6 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(_gpt2, _gpt2_parts, r"transformer\.", r"lm_head\.weight|h\.\d+\.attn\.(masked_)?bias"),
     "llama": Family(_llama, _llama_parts, r"model\.", r"lm_head\.weight|.*rotary_emb\.inv_freq"),
     "mistral": Family(_llama, _llama_parts, r"model\.", r"lm_head\.weight|.*rotary_emb\.inv_freq"),
-    "bert": Family(_bert, _bert_parts, r"bert\.", r"embeddings\.position_ids|cls\..*"),
+    "bert": Family(_bert, _bert_parts, r"bert\.", r"embeddings\.position_ids|(cls|classifier|qa_outputs)\..*"),
     "vit": Family(_vit, _vit_parts, r"vit\.", r"pooler\..*"),
 }

@@ -10,13 +10,13 @@ from regard.nn.transformer import Encoder
 
 
 class ImageEncoder(nn.Module):
-    """`states` makes of images (batch, channels, height, width) vectors (batch, 1 + patches, width), row by row.
+    """images (batch, channels, height, width) in, vectors (batch, 1 + patches, width) out, row by row.
 
     The first of them belongs to no patch: it is a token that gathers what is known about the whole image. Positions are
     learned for images of size `image` and stretched for others.
 
     >>> eye = ImageEncoder(image=(8, 8), patch=2, channels=1, layers=2, design=Design(32, heads=4))
-    >>> eye.states(torch.randn(5, 1, 8, 8)).shape
+    >>> eye(torch.randn(5, 1, 8, 8)).shape
     torch.Size([5, 17, 32])
     """
 
@@ -33,6 +33,9 @@ class ImageEncoder(nn.Module):
         self.position = nn.Parameter(length * torch.randn(1 + self.grid[0] * self.grid[1], design.width))
         self.dropout = nn.Dropout(design.dropout)
         self.encoder = Encoder(design, layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.states(images)
 
     def states(self, images: Tensor) -> Tensor:
         """Vectors (batch, 1 + patches, width), the gathering token's first."""
