@@ -7,19 +7,18 @@ import shutil
 import sys
 from pathlib import Path
 
-from regard.models.shipped import WEIGHTS, ship
+from regard.models.shipped import WEIGHTS
 from regard.models.tasks import task
 from regard.models.tasks.language import LanguageTask
 from regard.models.train import Training
+from regard.models.trained import write_trained
 
 
 def main(names: list[str], runs: Path = Path("runs"), data: Path = Path("data")) -> None:
     for name in names:
         learned = task(name, data)
         training = Training.resume(learned, runs / name / "checkpoint.safetensors")
-        ship(training, WEIGHTS / f"{name}.safetensors", half=isinstance(learned, LanguageTask))
-        if isinstance(learned, LanguageTask):
-            learned.tokens.write(WEIGHTS / f"{name}.json")
+        write_trained(training, WEIGHTS / f"{name}.safetensors", half=isinstance(learned, LanguageTask))
         curve = runs / name / "curve.json"
         if curve.exists():
             shutil.copy(curve, Path("docs/training") / f"{name}.json")

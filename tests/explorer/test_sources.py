@@ -181,7 +181,10 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_refused_by_its_name(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="a model must be language, dates, or a Hugging Face directory or name"):
+    with pytest.raises(
+        LoadError,
+        match="a model must be language, dates, the folder of a finished regard train, or a Hugging Face directory",
+    ):
         of_name(str(tmp_path / "nothing"))
 
 

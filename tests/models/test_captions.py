@@ -29,7 +29,7 @@ from regard.models.tasks.captions import (
     looking,
 )
 from regard.models.tasks.digits import Labelled
-from regard.models.train import Training, shortened
+from regard.models.train import Training, changed
 
 DATA = Path(__file__).parents[2] / "data"
 ARRANGEMENTS = [found for found in product([None, *range(10)], repeat=4) if any(d is not None for d in found)]
@@ -167,7 +167,7 @@ def test_a_tenth_of_the_digits_is_held_out_and_none_is_on_both_sides(task: Capti
 
 
 def test_a_short_training_lowers_the_loss(task: CaptionsTask) -> None:
-    training = Training(task, shortened(task.recipe, 40, None))
+    training = Training(task, changed(task.recipe, {"steps": 40}))
     reports = [training.advance() for _ in range(40)]
     assert reports[0].loss > 3.0  # that of 37 words alike is 3.6
     assert sum(r.loss for r in reports[-5:]) / 5 < 2.0

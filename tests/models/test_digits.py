@@ -7,7 +7,7 @@ import torch
 
 from regard.errors import MissingError
 from regard.models.tasks.digits import BATCH, HELD_OUT, PART, DigitsTask, moved, part_of
-from regard.models.train import Training, shortened
+from regard.models.train import Training, changed
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_batch_follows_from_its_draw_alone(task: DigitsTask) -> None:
 
 
 def test_a_short_training_lowers_the_loss_and_finds_many_digits(task: DigitsTask) -> None:
-    training = Training(task, shortened(task.recipe, 120, None))
+    training = Training(task, changed(task.recipe, {"steps": 120}))
     reports = [training.advance() for _ in range(120)]
     first, last = (sum(r.loss for r in part) / 10 for part in (reports[:10], reports[-10:]))
     assert first > 2.0

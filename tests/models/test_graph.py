@@ -23,7 +23,7 @@ from regard.models.tasks.graphs import (
     karate,
     miserables,
 )
-from regard.models.train import Training, shortened
+from regard.models.train import Training, changed
 
 NODES, FEATURES, CLASSES, WIDTH, HEADS = 8, 5, 3, 4, (3, 2)
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 2], [1, 2, 0, 1, 1, 4, 4, 5, 6]])  # 7 has no edge
@@ -189,13 +189,13 @@ def test_guesses_without_a_network_follow_their_rules() -> None:
 @every_kind
 def test_a_short_training_lowers_the_loss(kind: str) -> None:
     task = MiserablesTask(kind=kind)
-    training = Training(task, shortened(task.recipe, 60, None))
+    training = Training(task, changed(task.recipe, {"steps": 60}))
     losses = [training.advance().loss for _ in range(60)]
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
 
 
 def _results(task: KarateTask | MiserablesTask, seed: int) -> dict[str, float]:
-    training = Training(task, shortened(task.recipe, None, seed))
+    training = Training(task, changed(task.recipe, {"seed": seed}))
     while not training.is_over:
         training.advance()
     return training.test()

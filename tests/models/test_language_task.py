@@ -6,8 +6,19 @@ import pytest
 import torch
 
 from regard.errors import LoadError
-from regard.models.tasks.language import UNASKED, LanguageTask, Stage, copying, induction, made, repeated, say_again
+from regard.models.tasks.language import (
+    UNASKED,
+    LanguageTask,
+    Stage,
+    copying,
+    induction,
+    made,
+    passages,
+    repeated,
+    say_again,
+)
 from regard.models.text import END, Tokens
+from regard.models.train import Recipe, Training
 
 WORDS = "whale sea ship captain mast harpoon wind night storm shore".split()
 
@@ -87,8 +98,62 @@ def test_what_is_held_out_is_not_trained_on(data: Path) -> None:
     assert test
 
 
+def test_a_text_of_your_own_is_cut_into_passages_of_which_some_are_held_out(tmp_path: Path) -> None:
+    words = (f"word{n % 997}" for n in range(150_000))
+    text = " ".join(words)
+    book = tmp_path / "book.txt"
+    book.write_text(text)
+    train, test = LanguageTask(book).texts
+    assert len(test) >= 1
+    assert 20_000 <= min(map(len, passages(text)[:-1])) <= max(map(len, passages(text))) < 20_200
+    assert sorted(train + test) == sorted(passages(text))
+    assert "".join(passages(text)) == text
+
+
+def test_a_folder_of_your_own_is_read_with_all_below_it(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/c.txt", "a/d.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}")
+    train, test = LanguageTask(tmp_path).texts
+    assert {*train, *test} == {"text of a/c.txt", "text of b.txt"}
+    assert len(test) == 1  # of so few one is held out nevertheless
+
+
+def test_a_text_without_spaces_is_cut_all_the_same() -> None:
+    text = "鯨" * 70_000
+    assert [len(each) for each in passages(text)] == [20_100, 20_100, 20_100, 9_700]
+
+
+def test_a_training_does_not_go_on_with_other_texts(data: Path, tmp_path: Path) -> None:
+    recipe, path = Recipe(steps=2, rate=1e-3), tmp_path / "checkpoint.safetensors"
+    Training(LanguageTask(data), recipe).save(path)
+    assert Training.resume(LanguageTask(data), path).step == 0
+    (data / "sotu" / "00.txt").write_text("another text")
+    with pytest.raises(LoadError, match=r"was begun on other data than this.*Give --data as before, --fresh"):
+        Training.resume(LanguageTask(data), path)
+
+
+def test_texts_that_are_too_short_are_refused_before_any_step(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("too short")
+    (tmp_path / "b.txt").write_text("to learn from")
+    with pytest.raises(
+        LoadError, match=r"at least 8192 tokens to learn from and 513 .*; got \d+ and \d+ in .*Give more"
+    ):
+        LanguageTask(tmp_path).model()
+
+
+def test_a_text_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(LoadError, match=r"texts must be UTF-8; got .*a\.txt, which is not at byte 3"):
+        _ = LanguageTask(tmp_path).texts
+
+
 def test_missing_data_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"trained on .*sotu, texts as \*\.txt; got none\. Run make data"):
+    with pytest.raises(LoadError, match=r"learns from texts, \*\.txt in .*; got none\. Run make data, or name a text"):
+        _ = LanguageTask(tmp_path).texts
+    (tmp_path / "sotu").mkdir()
+    (tmp_path / "sotu" / "a.txt").write_text("a speech")
+    with pytest.raises(LoadError, match=r"\*\.txt in .*moby-dick; got none"):
         _ = LanguageTask(tmp_path).texts
 
 

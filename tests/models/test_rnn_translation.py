@@ -31,7 +31,7 @@ from regard.models.tasks.bottleneck import (
     is_held_out,
     words_of,
 )
-from regard.models.train import Training, shortened
+from regard.models.train import Training, changed
 from regard.nn import KeyValueCache, beam, generate
 
 SOURCES, TARGETS, WIDTH = 11, 7, 6
@@ -265,7 +265,7 @@ def test_alignment_is_the_weight_on_the_letter_to_be_written(wanted: int) -> Non
 
 
 def test_a_short_training_lowers_the_loss() -> None:
-    training = Training(BottleneckTask(), shortened(BottleneckTask.recipe, 25, None))
+    training = Training(BottleneckTask(), changed(BottleneckTask.recipe, {"steps": 25}))
     losses = [training.advance().loss for _ in range(25)]
     # both begin at the logarithm of 31 tokens, 3.43, each
     assert 6.5 < losses[0] < 7.5

@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from regard.cli import app
 from regard.errors import LoadError, SpecError
 from regard.models.store import fit, read, write
 from regard.models.tasks import names, task
 from regard.models.tasks.dates import DatesTask, decode, encode, is_held_out, said, written
-from regard.models.train import Outcome, Recipe, Training, answers, curve_json, shortened
+from regard.models.train import Outcome, Recipe, Training, answers, changed, curve_json
+from regard.models.trained import trained
+from regard.models.translation import Translator
 
 
 def test_the_original_schedule_is_the_published_formula() -> None:
@@ -50,7 +54,7 @@ def _state(training: Training) -> dict[str, torch.Tensor]:
 
 
 def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
-    recipe = shortened(DatesTask.recipe, steps=8, seed=3)
+    recipe = changed(DatesTask.recipe, {"steps": 8, "seed": 3})
     whole = Training(DatesTask(), recipe)
     reports = [whole.advance() for _ in range(8)]
     half = Training(DatesTask(), recipe)
@@ -69,7 +73,7 @@ def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_training_leaves_the_callers_random_numbers_alone() -> None:
-    training = Training(DatesTask(), shortened(DatesTask.recipe, steps=2, seed=None))
+    training = Training(DatesTask(), changed(DatesTask.recipe, {"steps": 2}))
     torch.manual_seed(5)
     expected = torch.randn(3)
     torch.manual_seed(5)
@@ -78,7 +82,7 @@ def test_training_leaves_the_callers_random_numbers_alone() -> None:
 
 
 def test_another_seed_trains_another_model() -> None:
-    one, two = (Training(DatesTask(), shortened(DatesTask.recipe, 2, seed)) for seed in (0, 1))
+    one, two = (Training(DatesTask(), changed(DatesTask.recipe, {"steps": 2, "seed": seed})) for seed in (0, 1))
     assert one.advance().loss != two.advance().loss
 
 
@@ -147,12 +151,29 @@ def test_recipes_that_make_no_sense_are_refused() -> None:
         Recipe(steps=1, rate=1.0, schedule="linear")
     with pytest.raises(SpecError, match=r"steps must be at least 1 and warmup 0; got 0 and 100"):
         Recipe(steps=0, rate=1.0)
+    for name in ("rate", "clip"):
+        for number in (0.0, -1.0, torch.inf, torch.nan):
+            with pytest.raises(SpecError, match=rf"{name} must be a number above 0; got {number}"):
+                Recipe(**{"steps": 1, "rate": 1.0, name: number})
+    with pytest.raises(SpecError, match=r"smoothing must be from 0 to less than 1; got 1.0"):
+        Recipe(steps=1, rate=1.0, smoothing=1.0)
+    with pytest.raises(SpecError, match=r"decay must be a number from 0 on; got -0.1"):
+        Recipe(steps=1, rate=1.0, decay=-0.1)
     with pytest.raises(SpecError, match=r"the task must be one of .*; got 'wonder'"):
         task("wonder")
 
 
+def test_what_is_wanted_replaces_what_a_recipe_says() -> None:
+    recipe = Recipe(steps=1000, rate=0.1, warmup=200)
+    assert changed(recipe, {"steps": None, "rate": None}) == recipe
+    assert changed(recipe, {"steps": 50, "seed": 3}) == Recipe(steps=50, rate=0.1, warmup=5, seed=3)
+    assert changed(recipe, {"steps": 50, "warmup": 40}) == Recipe(steps=50, rate=0.1, warmup=40)
+    wanted = {"schedule": "original", "smoothing": 0.1, "clip": 2.0, "decay": 0.0, "rate": 0.2}
+    assert changed(recipe, wanted) == Recipe(steps=1000, warmup=200, **wanted)
+
+
 def test_a_loss_that_is_no_number_ends_it() -> None:
-    training = Training(DatesTask(), shortened(DatesTask.recipe, 3, None))
+    training = Training(DatesTask(), changed(DatesTask.recipe, {"steps": 3}))
     with torch.no_grad():
         training.model.target_embedding.weight.fill_(torch.nan)
     with pytest.raises(SpecError, match=r"the loss must stay a number; got nan at step 0"):
@@ -160,7 +181,7 @@ def test_a_loss_that_is_no_number_ends_it() -> None:
 
 
 def test_a_curve_is_written_in_few_points() -> None:
-    training = Training(DatesTask(), shortened(DatesTask.recipe, 2, None))
+    training = Training(DatesTask(), changed(DatesTask.recipe, {"steps": 2}))
     training.advance()
     training.advance()
     found = json.loads(curve_json(training, {"exact": 0.5}))
@@ -189,6 +210,12 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=300, check=True)
     assert f"going on after step {words['step']}".encode() in again.stdout
     assert json.loads((tmp_path / "run" / "curve.json").read_text())["results"]["tested"] > 0
+    found = trained(tmp_path / "run")
+    assert found.task == "dates"
+    assert isinstance(found.model, Translator)
+    other = subprocess.run([*command, "--rate", "0.5"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert other.returncode == 2
+    assert "was begun with rate 0.002, and can only go on so; got rate 0.5. Give the same options" in other.stderr
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
@@ -200,6 +227,28 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
         assert result.returncode == 2
         assert message in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_recipe_is_changed_by_options_and_lines_tell_how_it_goes_where_no_bar_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.modules["regard.cli.train"], "BETWEEN_LINES", 0.0)
+    options = {"rate": "0.001", "warmup": "1", "schedule": "constant", "smoothing": "0.2", "clip": "2", "decay": "0.3"}
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    done = CliRunner().invoke(app, ["train", "dates", "--steps", "2", *words])
+    assert done.exit_code == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "loss" in line]
+    assert [line[line.index("step") :] for line in lines] == ["step 1 of 2", "step 2 of 2"]
+    recipe = json.loads((tmp_path / "runs" / "dates" / "curve.json").read_text())["recipe"]
+    assert {name: recipe[name] for name in options} == {
+        "rate": 0.001,
+        "warmup": 1,
+        "schedule": "constant",
+        "smoothing": 0.2,
+        "clip": 2.0,
+        "decay": 0.3,
+    }
 
 
 def test_every_task_has_a_name() -> None:

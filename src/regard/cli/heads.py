@@ -13,9 +13,7 @@ from regard.inside.tape import Tape, load_tape
 
 
 def heads(
-    tape_or_model: Annotated[
-        str, typer.Argument(help="a file that Tape.save wrote, or language, dates, a Hugging Face directory or name")
-    ],
+    tape_or_model: Annotated[str, typer.Argument(help="a file that Tape.save wrote, or a model as in regard look")],
     text: Annotated[str | None, typer.Argument(help="what the model reads")] = None,
     file: Annotated[Path | None, typer.Option(help="a file with that text")] = None,
     find: Annotated[str | None, typer.Option(help=f"only heads of a kind: {', '.join(KINDS)}")] = None,

@@ -14,7 +14,9 @@ from regard.inside.tape import load_tape
 
 def look(
     text: Annotated[str | None, typer.Argument(help="what the model reads first; the page takes more")] = None,
-    model: Annotated[str, typer.Option(help="language, dates, or a Hugging Face directory or name")] = "language",
+    model: Annotated[
+        str, typer.Option(help="language, dates, a folder that regard train filled, a Hugging Face directory or name")
+    ] = "language",
     tape: Annotated[Path | None, typer.Option(help="a recording that Tape.save wrote, in the place of a text")] = None,
     file: Annotated[Path | None, typer.Option(help="a file with the text")] = None,
     port: Annotated[int, typer.Option(help="0 takes a free one")] = 0,

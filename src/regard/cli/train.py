@@ -1,9 +1,13 @@
 """`regard train`: a model from its recipe."""
 
 import signal
+import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,8 +18,10 @@ from regard.cli.ranks import among_ranks, join, leave, run_together
 from regard.distributed import Peers, SequenceParallel
 from regard.errors import SpecError
 from regard.models import tasks
-from regard.models.shipped import ship
-from regard.models.train import Report, Spreading, Training, curve_json, shortened
+from regard.models.train import SCHEDULES, Recipe, Report, Spreading, Task, Training, changed, curve_json
+from regard.models.trained import FILE, write_trained
+
+BETWEEN_LINES = 30.0  # seconds, where no bar can be shown
 
 
 def train(
@@ -24,6 +30,12 @@ def train(
     out: Annotated[Path | None, typer.Option(help="where the model goes; runs/NAME unless given")] = None,
     steps: Annotated[int | None, typer.Option(help="how many, if not those of the recipe")] = None,
     seed: Annotated[int | None, typer.Option(help="another one than the recipe's")] = None,
+    rate: Annotated[float | None, typer.Option(help="the highest learning rate, if not the recipe's")] = None,
+    warmup: Annotated[int | None, typer.Option(help="steps until it is reached")] = None,
+    schedule: Annotated[str | None, typer.Option(help=f"how it falls: {', '.join(SCHEDULES)}")] = None,
+    smoothing: Annotated[float | None, typer.Option(help="probability that is spread over wrong answers")] = None,
+    clip: Annotated[float | None, typer.Option(help="the longest gradient")] = None,
+    decay: Annotated[float | None, typer.Option(help="how much matrices are pulled towards 0")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="begin anew, also where a checkpoint is")] = False,
     every: Annotated[int, typer.Option(help="steps from one checkpoint to the next")] = 200,
     ranks: Annotated[
@@ -36,7 +48,9 @@ def train(
             run_together(ranks)
         spread = _joined() if among_ranks() else None
         folder = Path("runs") / name if out is None else out
-        training = _begun(name, data, folder / "checkpoint.safetensors", steps, seed, fresh, spread)
+        wanted = {"steps": steps, "seed": seed, "rate": rate, "warmup": warmup, "schedule": schedule}
+        wanted |= {"smoothing": smoothing, "clip": clip, "decay": decay}
+        training = _begun(tasks.task(name, data), folder / "checkpoint.safetensors", wanted, fresh, spread)
         finished = _trained(training, folder, every)
     if not finished:
         if _is_first():
@@ -58,37 +72,37 @@ def _is_first() -> bool:
     return not among_ranks() or Peers.of().rank == 0
 
 
-def _begun(
-    name: str, data: Path, path: Path, steps: int | None, seed: int | None, fresh: bool, spread: Spreading | None
-) -> Training:
-    chosen = tasks.task(name, data)
-    recipe = shortened(chosen.recipe, steps, seed)
+def _begun(task: Task, path: Path, wanted: dict[str, Any], fresh: bool, spread: Spreading | None) -> Training:
+    recipe = changed(task.recipe, wanted)
     if fresh or not path.exists():
-        return Training(chosen, recipe, spread=spread)
-    training = Training.resume(chosen, path, spread=spread)
-    if training.recipe != recipe:
-        raise SpecError(
-            f"{path} was begun with {training.recipe.steps} steps and seed {training.recipe.seed}, and can only go on "
-            f"with those; got {recipe.steps} and {recipe.seed}. Use --fresh to begin anew, or another --out."
-        )
+        return Training(task, recipe, spread=spread)
+    training = Training.resume(task, path, spread=spread)
+    _check_same(training.recipe, recipe, path)
     if _is_first():
         typer.echo(f"going on after step {training.step}")
     return training
+
+
+def _check_same(begun: Recipe, wanted: Recipe, path: Path) -> None:
+    names = [each.name for each in fields(Recipe) if getattr(begun, each.name) != getattr(wanted, each.name)]
+    if names:
+        was, got = (", ".join(f"{name} {getattr(recipe, name)}" for name in names) for recipe in (begun, wanted))
+        raise SpecError(
+            f"{path} was begun with {was}, and can only go on so; got {got}. Give the same options, --fresh to begin "
+            "anew, or another --out."
+        )
 
 
 def _trained(training: Training, folder: Path, every: int) -> bool:
     """Whether it came to its end; with a bar, a checkpoint now and then, and the curve and the weights at the end."""
     stops = []
     before = signal.signal(signal.SIGINT, lambda *_: stops.append(True))  # a step is finished, not broken off
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        with Progress(*columns, console=Console(stderr=True), disable=not _is_first()) as progress:
-            bar = progress.add_task(training.task.name, total=training.recipe.steps, completed=training.step)
+        with _shown(training) as show:
             recent: deque[Report] = deque(maxlen=50)
             while not training.is_over and not training.any_rank(bool(stops)):
                 recent.append(training.advance())
-                loss, right = (sum(getattr(r, what) for r in recent) / len(recent) for what in ("loss", "accuracy"))
-                progress.update(bar, advance=1, description=f"{training.task.name}  loss {loss:.3f}  right {right:.1%}")
+                show(recent)
                 if training.step % every == 0 and _is_first():
                     training.save(folder / "checkpoint.safetensors")
     finally:
@@ -100,9 +114,30 @@ def _trained(training: Training, folder: Path, every: int) -> bool:
     return _finished(training, folder) if _is_first() else True
 
 
+@contextmanager
+def _shown(training: Training) -> Iterator[Callable[[Sequence[Report]], None]]:
+    """How it goes, from the last steps: a bar in a terminal; a line now and then in a file, which nobody watches."""
+    name, steps, console = training.task.name, training.recipe.steps, Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    told = time.monotonic()
+    with Progress(*columns, console=console, disable=not (_is_first() and console.is_terminal)) as progress:
+        bar = progress.add_task(name, total=steps, completed=training.step)
+
+        def show(recent: Sequence[Report]) -> None:
+            nonlocal told
+            loss, right = (sum(getattr(r, what) for r in recent) / len(recent) for what in ("loss", "accuracy"))
+            described = f"{name}  loss {loss:.3f}  right {right:.1%}"
+            progress.update(bar, advance=1, description=described)
+            if _is_first() and not console.is_terminal and time.monotonic() - told >= BETWEEN_LINES:
+                told = time.monotonic()
+                typer.echo(f"{described}  step {training.step} of {steps}", err=True)
+
+        yield show
+
+
 def _finished(training: Training, folder: Path) -> bool:
     results = training.test()
-    ship(training, folder / "model.safetensors")
+    write_trained(training, folder / FILE)
     (folder / "curve.json").write_text(curve_json(training, results), encoding="utf8")
     for what, number in results.items():
         typer.echo(f"{what}  {number:.4g}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from regard.errors import LoadError, MissingError
+from regard.explorer.examples import EXAMPLES
 from regard.explorer.shown import Shown
 from regard.explorer.sources import BUDGET, TOKENS, Begun, Model, check_length, of_one_text, of_two_texts, titled
 from regard.inside.record import record
@@ -34,8 +35,8 @@ def loaded(name: str) -> Model:
     except (OSError, ValueError, KeyError, ImportError) as error:
         said = " ".join(str(error).split())[:200]
         raise LoadError(
-            f"a model must be language, dates, or a Hugging Face directory or name with safetensors and a tokenizer; "
-            f"got {name!r}: {said}"
+            "a model must be language, dates, the folder of a finished regard train, or a Hugging Face directory or "
+            f"name with safetensors and a tokenizer; got {name!r}: {said}"
         ) from error
     limit = min(getattr(config, "max_position_embeddings", None) or TOKENS, TOKENS)
     return shows(name, model, tokenizer, limit)
@@ -71,6 +72,8 @@ def _read(kind: Any, name: str, **options: Any) -> Any:
 
 class HuggingFace:
     """A model that reads a text."""
+
+    example = EXAMPLES["language"]["text"]
 
     def __init__(self, name: str, model: Any, tokenizer: Any, limit: int) -> None:
         self.name, self.model, self.tokenizer, self.limit = name, model, tokenizer, limit

@@ -1,6 +1,5 @@
 """What the explorer begins with: a text that a model reads, a recording, or an example."""
 
-from regard.explorer.examples import EXAMPLES
 from regard.explorer.explorer import Explorer
 from regard.explorer.recorded import of_tape
 from regard.explorer.sources import of_name
@@ -18,5 +17,4 @@ def opened(what: str | Tape | None = None, *, model: str = "language") -> Explor
     if isinstance(what, Tape):
         return Explorer(of_tape(what))
     reader = of_name(model)
-    text = next((e["text"] for e in EXAMPLES if e["model"] == model), EXAMPLES[0]["text"]) if what is None else what
-    return Explorer(reader.shown(text), models=(model,))
+    return Explorer(reader.shown(reader.example if what is None else what), models=(model,))

@@ -61,8 +61,8 @@ def serve(
 ) -> None:
     """Shows the page until Ctrl-C. Prints its address alone on a line; `port` 0 takes a free one.
 
-    `what` is a text that `model` reads, a recording, or None for an example; `model` is "language", "dates" or a
-    Hugging Face directory or name. See `opened`.
+    `what` is a text that `model` reads, a recording, or None for an example; `model` is one that `of_name`
+    knows. See `opened`.
     """
     explorer = what if isinstance(what, Explorer) else opened(what, model=model)
     listening = _listening(port)

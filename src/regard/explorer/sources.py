@@ -1,4 +1,5 @@
-"""Models by name: the shipped ones, and those of Hugging Face. Each turns a text into a recording."""
+"""Models by name: the shipped ones, those that were trained here, and those of Hugging Face. Each turns a text into a
+recording."""
 
 from collections.abc import Callable
 from functools import cache
@@ -6,13 +7,18 @@ from typing import Any, Protocol
 
 import torch
 
-from regard.errors import SpecError
+from regard.errors import LoadError, SpecError
+from regard.explorer.examples import EXAMPLES
 from regard.explorer.shown import Place, Shown, Text
 from regard.inside.record import record
 from regard.inside.tape import Tape
 from regard.inside.texts import crosses
+from regard.models.language import LanguageModel
 from regard.models.shipped import language_model, translator
 from regard.models.tasks import dates
+from regard.models.text import Tokens
+from regard.models.trained import is_trained, trained
+from regard.models.translation import Translator
 from regard.nn.cache import KeyValueCache
 from regard.nn.generate import generate
 
@@ -31,6 +37,7 @@ class Model(Protocol):
 
     name: str
     limit: int  # tokens
+    example: str  # a text to begin with
 
     def shown(self, text: str) -> Shown:
         """The recording of this text."""
@@ -56,16 +63,29 @@ class Begun(Protocol):
 
 
 def of_name(name: str) -> Model:
-    """A model by its name: "language", "dates", or a Hugging Face directory or name.
+    """A model by its name: "language", "dates", the folder of a run, or a Hugging Face directory or name.
 
     >>> of_name("language").limit
     32768
     """
     if name in SHIPPED:
         return SHIPPED[name]()
+    if is_trained(name):
+        return _of_run(name)
     from regard.explorer.huggingface import loaded
 
     return loaded(name)
+
+
+@cache
+def _of_run(folder: str) -> Model:
+    """A model that `regard train` made: one of the kinds that read a text."""
+    found = trained(folder)
+    if isinstance(found.model, LanguageModel) and found.tokens is not None:
+        return Language(folder, found.model, found.tokens)
+    if isinstance(found.model, Translator):
+        return Dates(folder, found.model)
+    raise LoadError(f"a model must read a text, as those of language and dates do; got {folder}, one of {found.task}.")
 
 
 def check_length(name: str, count: int, limit: int) -> None:
@@ -83,12 +103,12 @@ def titled(text: str) -> str:
 
 
 class Language:
-    """The shipped language model."""
+    """A language model of this package: the shipped one, or one that was trained here."""
 
-    name, limit = "language", TOKENS
+    limit, example = TOKENS, EXAMPLES["language"]["text"]
 
-    def __init__(self) -> None:
-        self.model, self.tokens = language_model()
+    def __init__(self, name: str, model: LanguageModel, tokens: Tokens) -> None:
+        self.name, self.model, self.tokens = name, model, tokens
 
     def texts(self, ids: list[int]) -> list[str]:
         return self.tokens.texts(ids)
@@ -116,12 +136,12 @@ class _Language:
 
 
 class Dates:
-    """The shipped translator: it reads a date in words and writes it in numbers."""
+    """A translator of this package: it reads a date in words and writes it in numbers."""
 
-    name, limit = "dates", 64
+    limit, example = 64, EXAMPLES["dates"]["text"]
 
-    def __init__(self) -> None:
-        self.model = translator()
+    def __init__(self, name: str, model: Translator) -> None:
+        self.name, self.model = name, model
 
     def shown(self, text: str) -> Shown:
         words = text.lower().replace("-", " ").replace(",", " , ").split()
@@ -164,4 +184,7 @@ def _between(path: str) -> Place:
     return Place(side, side, 0, False)
 
 
-SHIPPED: dict[str, Callable[[], Model]] = {"language": cache(Language), "dates": cache(Dates)}
+SHIPPED: dict[str, Callable[[], Model]] = {
+    "language": cache(lambda: Language("language", *language_model())),
+    "dates": cache(lambda: Dates("dates", translator())),
+}

@@ -7,10 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from regard.models.language import LanguageModel
-from regard.models.store import fit, read, write
-from regard.models.tasks import dates, language
 from regard.models.text import Tokens
-from regard.models.train import Training
+from regard.models.trained import trained
 from regard.models.translation import Translator
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -27,11 +25,9 @@ def language_model() -> tuple[LanguageModel, Tokens]:
     >>> model(torch.tensor([tokens.encode("Call me")])).shape
     torch.Size([1, 3, 4096])
     """
-    path = WEIGHTS / "language.safetensors"
-    tensors, words = read(path)
-    model = language.made(words)
-    fit(model, tensors, path)
-    return model.eval(), Tokens.read(WEIGHTS / "language.json")
+    found = trained(WEIGHTS / "language.safetensors")
+    assert isinstance(found.model, LanguageModel) and found.tokens is not None
+    return found.model, found.tokens
 
 
 @cache
@@ -45,15 +41,6 @@ def translator() -> Translator:
     >>> decode(generate(translator().reading(source), torch.tensor([[1]]), most=11)[0].tolist())
     '1984-03-21'
     """
-    path = WEIGHTS / "dates.safetensors"
-    tensors, words = read(path)
-    model = dates.made(words)
-    fit(model, tensors, path)
-    return model.eval()
-
-
-def ship(training: Training, path: Path, *, half: bool = False) -> None:
-    """The weights alone, as they come with the package; `half` keeps them in 16 bits."""
-    state = training.model.state_dict()
-    tensors = {name: t.half() if half and t.is_floating_point() else t for name, t in state.items()}
-    write(path, tensors, {"task": training.task.name, **training.task.words()})
+    model = trained(WEIGHTS / "dates.safetensors").model
+    assert isinstance(model, Translator)
+    return model

@@ -39,9 +39,14 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], words: Mapping[str, A
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a file by name, and the words beside them."""
     path = Path(path)
-    header = checked_header(path)
-    tensors = _safetensors().load_file(str(path))
-    return tensors, json.loads(header.get("__metadata__", {}).get("regard", "{}"))
+    words = read_words(path)
+    return _safetensors().load_file(str(path)), words
+
+
+def read_words(path: Path) -> dict[str, Any]:
+    """The words beside the tensors of a file, without these."""
+    found: dict[str, Any] = json.loads(checked_header(path).get("__metadata__", {}).get("regard", "{}"))
+    return found
 
 
 def checked_header(path: Path) -> dict[str, Any]:

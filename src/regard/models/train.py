@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -50,6 +50,13 @@ class Recipe:
             raise SpecError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}.")
         if self.steps < 1 or self.warmup < 0:
             raise SpecError(f"steps must be at least 1 and warmup 0; got {self.steps} and {self.warmup}.")
+        for name, number in (("rate", self.rate), ("clip", self.clip)):
+            if not 0 < number < math.inf:
+                raise SpecError(f"{name} must be a number above 0; got {number}.")
+        if not 0 <= self.smoothing < 1:
+            raise SpecError(f"smoothing must be from 0 to less than 1; got {self.smoothing}.")
+        if not 0 <= self.decay < math.inf:
+            raise SpecError(f"decay must be a number from 0 on; got {self.decay}.")
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step; the first one is step 0.
@@ -79,7 +86,11 @@ class Outcome:
 
 
 class Task(Protocol):
-    """What is learned, and from what."""
+    """What is learned, and from what.
+
+    It may also have `divides = True`, if processes can share its texts (see `Spread`), and a `digest`, a word that is
+    another one for other data, where people bring their own.
+    """
 
     name: str
     recipe: Recipe
@@ -178,7 +189,9 @@ class Training:
         if self._spread is not None:
             loss = self._spread.total(loss)
         if not math.isfinite(loss):
-            raise SpecError(f"the loss must stay a number; got {loss} at step {self.step}. Use a lower rate.")
+            raise SpecError(
+                f"the loss must stay a number; got {loss} at step {self.step}. Use a rate below {self.recipe.rate:g}."
+            )
         report = Report(self.step, loss, outcome.right / max(outcome.of, 1), rate, time.perf_counter() - begin)
         self.step += 1
         self.curve.append(report)
@@ -206,6 +219,7 @@ class Training:
             "task": self.task.name,
             "step": self.step,
             "recipe": asdict(self.recipe),
+            "digest": _digest(self.task),
             "curve": [[r.step, r.loss, r.accuracy, r.rate, r.seconds] for r in self.curve],
         }
         write(path, tensors, words)
@@ -218,6 +232,11 @@ class Training:
         tensors, words = read(path)
         if words.get("task") != task.name:
             raise LoadError(f"{path} must be a checkpoint of {task.name!r}; got one of {words.get('task')!r}.")
+        if words.get("digest", _digest(task)) != _digest(task):
+            raise LoadError(
+                f"{path} was begun on other data than this, and can only go on with the same. Give --data as before, "
+                "--fresh to begin anew, or another --out."
+            )
         saved = words["recipe"]
         known = Recipe(**{**saved, "betas": tuple(saved["betas"])})
         made = cls(task, known if recipe is None else recipe, spread=spread)
@@ -233,6 +252,10 @@ class Training:
                     "exp_avg_sq": squares[name],
                 }
         return made
+
+
+def _digest(task: Task) -> str | None:
+    return getattr(task, "digest", None)
 
 
 def _divided(task: Task, model: nn.Module) -> Spread:
@@ -255,11 +278,17 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def shortened(recipe: Recipe, steps: int | None, seed: int | None) -> Recipe:
-    """The same recipe with another number of steps and seed, where given; the warm-up shrinks along."""
-    if steps is not None:
-        recipe = replace(recipe, warmup=min(recipe.warmup, -(-steps // 10)), steps=steps)
-    return recipe if seed is None else replace(recipe, seed=seed)
+def changed(recipe: Recipe, wanted: Mapping[str, Any]) -> Recipe:
+    """The same recipe but for what is wanted by name; None leaves things as they are. With other steps the warm-up
+    takes a tenth of them at most, unless it is wanted itself.
+
+    >>> changed(Recipe(steps=1000, rate=0.01), {"steps": 50, "rate": None}).warmup
+    5
+    """
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if "steps" in given:
+        given = {"warmup": min(recipe.warmup, -(-given["steps"] // 10)), **given}
+    return replace(recipe, **given)
 
 
 def answers(logits: Tensor, target: Tensor, smoothing: float, ignore: int = -100) -> Outcome:

@@ -2,8 +2,11 @@
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from regard.errors import SpecError
+from torch import nn
+
+from regard.errors import LoadError, SpecError
 from regard.models.train import Task
 
 _WHERE = {
@@ -29,3 +32,14 @@ def task(name: str, data: str | Path = "data") -> Task:
     module, maker = _WHERE[name]
     made: Task = getattr(import_module(f"regard.models.tasks.{module}"), maker)(Path(data))
     return made
+
+
+def made(name: str, words: dict[str, Any]) -> nn.Module:
+    """The model of a task that a file of weights is for, by what the file says of it; nothing in it is trained yet."""
+    if name not in _WHERE:
+        raise LoadError(f"weights must be of one of {', '.join(_WHERE)}; got {name!r}.")
+    try:
+        found: nn.Module = import_module(f"regard.models.tasks.{_WHERE[name][0]}").made(words)
+    except (KeyError, TypeError) as error:
+        raise LoadError(f"weights of {name!r} must say how their model is made; got {words} ({error}).") from None
+    return found

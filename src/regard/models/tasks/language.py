@@ -11,6 +11,7 @@ and layers that see everything begin by handing on what they see (`copying`).
 """
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +50,11 @@ class Stage:
 
 STAGES = (Stage(500, 16, 64, 1.0, 0.0), Stage(800, 32, 128, 0.5, 0.25), Stage(3300, 8, 512, 0.25, 0.25))
 LONG, LONG_EVERY = Stage(3300, 1, 4096, 0.25, 0.25), 8  # in the last stage, every so often
+TESTED_AT_ONCE = 512  # tokens
+LEAST = 2 * LONG.n  # tokens to learn from
+
+FETCHED = ("sotu", "moby-dick")  # folders, by `make data`
+PASSAGE = 20_000  # characters, about, of a text of your own that is held out or not as one
 
 
 def made(words: dict[str, Any]) -> LanguageModel:
@@ -59,7 +65,7 @@ def made(words: dict[str, Any]) -> LanguageModel:
 
 
 class LanguageTask:
-    """`data` holds the folders that `make data` fetched: sotu and moby-dick."""
+    """`data` holds the folders that `make data` fetched, sotu and moby-dick; or texts of your own, or is one."""
 
     name = "language"
     divides = True  # every token has its own answer, so processes can share a text
@@ -73,17 +79,30 @@ class LanguageTask:
         return {"vocabulary": self.tokens.size, "layers": 4, "design": design, "windows": list(WINDOWS), "base": BASE}
 
     def model(self) -> nn.Module:
+        found = len(self.train_stream), len(self.test_stream)
+        if found[0] < LEAST or found[1] <= TESTED_AT_ONCE:
+            raise LoadError(
+                f"texts must have at least {LEAST} tokens to learn from and {TESTED_AT_ONCE + 1} that are held out; "
+                f"got {found[0]} and {found[1]} in {self.data}. Give more text."
+            )
         return copying(made(self.words()))
 
     @cached_property
     def texts(self) -> tuple[list[str], list[str]]:
         """What is trained on, and what is held out."""
         found = list(_texts(self.data))
-        kept = [int(hashlib.sha256(text.encode()).hexdigest(), 16) % HELD_OUT == 0 for text in found]
+        drawn = [int(hashlib.sha256(text.encode()).hexdigest(), 16) for text in found]
+        kept = [number % HELD_OUT == 0 for number in drawn]
+        if not any(kept):  # few texts, of which one is kept nevertheless
+            kept[drawn.index(min(drawn))] = True
         return (
             [text for text, is_kept in zip(found, kept, strict=True) if not is_kept],
             [text for text, is_kept in zip(found, kept, strict=True) if is_kept],
         )
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self.texts).encode()).hexdigest()
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -125,7 +144,7 @@ class LanguageTask:
 
     def test(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, LanguageModel)
-        n = 512
+        n = TESTED_AT_ONCE
         rows = self.test_stream[: (len(self.test_stream) - 1) // n * n + 1]
         outcomes: list[tuple[Outcome, int]] = []
         for part in rows[:-1].view(-1, n).split(16):
@@ -215,13 +234,37 @@ def induction(model: LanguageModel, *, batch: int = 8, period: int = 100, seed: 
 
 
 def _texts(data: Path) -> Iterator[str]:
-    """Speeches and chapters in a fixed order."""
-    for folder in ("sotu", "moby-dick"):
-        paths = sorted((data / folder).glob("*.txt"))
-        if not paths:
-            raise LoadError(
-                f"the language model is trained on {data / folder}, texts as *.txt; got none. Run make data, "
-                "or name another folder with --data."
-            )
-        for path in paths:
-            yield path.read_text(encoding="utf8")
+    """Speeches and chapters in a fixed order; or passages of other texts."""
+    if any((data / folder).is_dir() for folder in FETCHED):
+        for folder in FETCHED:
+            yield from map(_read, _paths(data / folder))
+    else:
+        for path in [data] if data.is_file() else _paths(data):
+            yield from passages(_read(path))
+
+
+def _paths(folder: Path) -> list[Path]:
+    found = sorted(folder.rglob("*.txt"))
+    if not found:
+        raise LoadError(
+            f"the language model learns from texts, *.txt in {folder}; got none. Run make data, or name a text or a "
+            "folder of texts with --data."
+        )
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf8")
+    except UnicodeDecodeError as error:
+        raise LoadError(f"texts must be UTF-8; got {path}, which is not at byte {error.start}.") from None
+
+
+def passages(text: str, size: int = PASSAGE) -> list[str]:
+    """A text cut behind words, in pieces of at least `size` characters but for the last.
+
+    >>> passages("one two three four", size=5)
+    ['one two ', 'three ', 'four']
+    """
+    longest = 100  # letters of a word: some languages leave no space between them
+    return re.findall(rf"(?s).{{{size}}}\S{{0,{longest}}}\s*|.+", text)
