@@ -13,6 +13,7 @@ from regard.models.language import LanguageModel
 from regard.models.translation import Translator
 from regard.nn import (
     ALiBi,
+    Decoder,
     Design,
     KeyValueCache,
     LatentAttention,
@@ -111,6 +112,21 @@ def test_layers_with_a_window_and_layers_without_take_turns_over_one_cache() -> 
     tokens = _tokens()
     found = _in_parts(model, tokens, KeyValueCache(), [9, *[1] * (N - 9)])
     torch.testing.assert_close(found, model(tokens).detach(), **CLOSE)
+
+
+def test_a_cache_that_forgets_what_a_layer_looks_at_is_refused() -> None:
+    designs = (Design(32, heads=4, window=5), Design(32, heads=4))
+    model, tokens = LanguageModel(VOCABULARY, layers=2, design=designs, position=None).eval(), _tokens()
+    with pytest.raises(SpecError, match=r"got window=8, and layer 1 sees everything\. Use KeyValueCache\(\)"):
+        model(tokens, cache=KeyValueCache(window=8))
+    with pytest.raises(SpecError, match=r"got window=4, and layer 0 sees a window of 5"):
+        model(tokens, cache=KeyValueCache(window=4))
+    cache, narrow = KeyValueCache(window=8), mask.window(8)
+    with torch.no_grad():
+        parts = [model(part, mask=narrow, cache=cache) for part in tokens.split([9, *[1] * (N - 9)], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), model(tokens, mask=narrow), **CLOSE)
+        narrowed = Decoder(Design(32, heads=4), layers=1, mask=narrow)
+        assert narrowed(torch.randn(1, 1, 32), cache=KeyValueCache(window=8)).shape == (1, 1, 32)
 
 
 def test_a_memory_is_looked_at_anew_and_read_once() -> None:

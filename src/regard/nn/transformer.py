@@ -40,6 +40,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(each, cross=cross) for each in self.designs)
         self.norm = turns[0].norm_layer() if norm else None
         self.position = position
+        self._is_narrowed = mask is not None and mask is not causal()
         # made once: a mask that is the same object is recognised without being read again
         masks = {each.window: joined(mask, each.window and window(each.window)) for each in turns}
         self._masks = [masks[each.window] for each in self.designs]
@@ -61,6 +62,8 @@ class Stack(nn.Module):
         """
         if memory is None and any(block.multihead_attn is not None for block in self.blocks):
             raise SpecError("a stack made with cross=True looks at a memory; got none. Give memory=.")
+        if cache is not None and cache.window is not None and mask is None and not self._is_narrowed:
+            self._check_kept(cache.window)
         x, at = self._placed(x, at, cache)
         narrowed = joined(mask, None if cache is None else cache.seen(x.shape[1]))
         for place, block in enumerate(self.blocks):
@@ -106,6 +109,16 @@ class Stack(nn.Module):
         if self.position is None:
             return x, at
         return nn.functional.dropout(self.position.added(x, at), self.designs[0].dropout, self.training), at
+
+    def _check_kept(self, kept: int) -> None:
+        """Refuses a cache that forgets what a layer asks for: each token would be answered from another text."""
+        for place, (design, block) in enumerate(zip(self.designs, self.blocks, strict=True)):
+            if (design.window is None or design.window > kept) and getattr(block.self_attn, "mask", None) is None:
+                sees = "everything" if design.window is None else f"a window of {design.window}"
+                raise SpecError(
+                    f"a cache must keep what layers look at; got window={kept}, and layer {place} sees {sees}. Use "
+                    f"KeyValueCache(), or say who may look at whom with mask=window({kept}) in every call."
+                )
 
     def _position(self, place: int) -> Position | None:
         return self.position if self.designs[place].positions else None
