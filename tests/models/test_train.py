@@ -218,13 +218,20 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     assert "was begun with rate 0.002, and can only go on so; got rate 0.5. Give the same options" in other.stderr
 
 
-def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+def test_the_command_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("a file")
     for words, message in (
         (("train", "wonder"), "the task must be one of"),
         (("train", "language", "--data", "nothing"), "Run make data"),
+        (
+            ("train", "dates", "--out", "taken/run"),
+            "--out must be a folder that can be written into; got taken/run: Not a",
+        ),
+        (("train", "dates", "--rate", "0"), "rate must be a number above 0; got 0.0"),
     ):
-        result = subprocess.run(_regard(*words), cwd=tmp_path, capture_output=True, text=True)
-        assert result.returncode == 2
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2
         assert message in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from regard.cli.app import refusing
+from regard.cli.app import refusing, working
 from regard.cli.ranks import among_ranks, join, leave, run_together
 from regard.distributed import Peers, SequenceParallel
 from regard.errors import SpecError
@@ -26,7 +27,9 @@ BETWEEN_LINES = 30.0  # seconds, where no bar can be shown
 
 def train(
     name: Annotated[str, typer.Argument(help=f"one of {', '.join(tasks.names())}")],
-    data: Annotated[Path, typer.Option(help="the folder that `make data` fills")] = Path("data"),
+    data: Annotated[
+        Path, typer.Option(help="the folder that `make data` fills; for language also a text, or a folder of texts")
+    ] = Path("data"),
     out: Annotated[Path | None, typer.Option(help="where the model goes; runs/NAME unless given")] = None,
     steps: Annotated[int | None, typer.Option(help="how many, if not those of the recipe")] = None,
     seed: Annotated[int | None, typer.Option(help="another one than the recipe's")] = None,
@@ -37,7 +40,7 @@ def train(
     clip: Annotated[float | None, typer.Option(help="the longest gradient")] = None,
     decay: Annotated[float | None, typer.Option(help="how much matrices are pulled towards 0")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="begin anew, also where a checkpoint is")] = False,
-    every: Annotated[int, typer.Option(help="steps from one checkpoint to the next")] = 200,
+    every: Annotated[int, typer.Option(min=1, help="steps from one checkpoint to the next")] = 200,
     ranks: Annotated[
         int, typer.Option(help="processes that share every text; under torchrun it is those that there are")
     ] = 1,
@@ -47,10 +50,11 @@ def train(
         if ranks != 1 and not among_ranks():
             run_together(ranks)
         spread = _joined() if among_ranks() else None
-        folder = Path("runs") / name if out is None else out
+        task = tasks.task(name, data)
+        folder = _folder(Path("runs") / name if out is None else out)
         wanted = {"steps": steps, "seed": seed, "rate": rate, "warmup": warmup, "schedule": schedule}
         wanted |= {"smoothing": smoothing, "clip": clip, "decay": decay}
-        training = _begun(tasks.task(name, data), folder / "checkpoint.safetensors", wanted, fresh, spread)
+        training = _begun(task, folder / "checkpoint.safetensors", wanted, fresh, spread)
         finished = _trained(training, folder, every)
     if not finished:
         if _is_first():
@@ -70,6 +74,16 @@ def _joined() -> Spreading:
 def _is_first() -> bool:
     """Whether this process is the one that writes and speaks."""
     return not among_ranks() or Peers.of().rank == 0
+
+
+def _folder(path: Path) -> Path:
+    """A folder that can be written into: what is wrong with it is better known now than at the first checkpoint."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise SpecError(f"--out must be a folder that can be written into; got {path}: {error.strerror}.") from None
 
 
 def _begun(task: Task, path: Path, wanted: dict[str, Any], fresh: bool, spread: Spreading | None) -> Training:
@@ -136,9 +150,11 @@ def _shown(training: Training) -> Iterator[Callable[[Sequence[Report]], None]]:
 
 
 def _finished(training: Training, folder: Path) -> bool:
-    results = training.test()
+    with working("testing on what was held out"):
+        results = training.test()
     write_trained(training, folder / FILE)
     (folder / "curve.json").write_text(curve_json(training, results), encoding="utf8")
     for what, number in results.items():
         typer.echo(f"{what}  {number:.4g}")
+    typer.echo(f"the model is in {folder}", err=True)
     return True
