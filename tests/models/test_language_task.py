@@ -142,6 +142,12 @@ def test_texts_that_are_too_short_are_refused_before_any_step(tmp_path: Path) ->
         LanguageTask(tmp_path).model()
 
 
+def test_texts_without_words_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(LoadError, match=r"texts must have words in them; got none in"):
+        _ = LanguageTask(tmp_path).texts
+
+
 def test_a_text_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     with pytest.raises(LoadError, match=r"texts must be UTF-8; got .*a\.txt, which is not at byte 3"):

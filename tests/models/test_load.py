@@ -14,7 +14,7 @@ from regard.errors import LoadError
 from regard.models.encoder import TextEncoder
 from regard.models.language import LanguageModel
 from regard.models.load import load
-from regard.models.store import checked_header
+from regard.models.store import checked_header, read
 from regard.models.vision import VisionTransformer
 from regard.nn import Design, Learned, beam, generate
 
@@ -83,6 +83,31 @@ def test_a_language_model_gives_the_same_logits_and_text(theirs: Any, tmp_path: 
         torch.testing.assert_close(ours(TOKENS), model(TOKENS).logits, **CLOSE)
     expected = model.generate(TOKENS[:, :8], max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None)
     assert generate(ours, TOKENS[:, :8], most=12).tolist() == expected[:, 8:].tolist()
+
+
+@pytest.mark.parametrize("theirs", [_gpt2, lambda: _llama(tie_word_embeddings=True)], ids=["gpt2", "llama"])
+def test_a_second_table_in_the_file_is_used_if_it_differs(theirs: Any, tmp_path: Path) -> None:
+    model = theirs()
+    model.save_pretrained(tmp_path)
+    same = model.get_input_embeddings().weight.detach().clone()
+    for table, expected in ((same, model.lm_head), (torch.randn_like(same), torch.nn.Linear(32, 99, bias=False))):
+        _changed(tmp_path, lambda t, table=table: t.update({"lm_head.weight": table}))
+        expected.weight.data = table
+        with torch.no_grad():
+            states = model.base_model(TOKENS).last_hidden_state
+            torch.testing.assert_close(load(tmp_path)(TOKENS), expected(states), **CLOSE)
+
+
+def test_mistral_sees_4096_tokens_unless_told_otherwise(tmp_path: Path) -> None:
+    sizes = dict(vocab_size=99, hidden_size=32, intermediate_size=56, num_hidden_layers=1, num_attention_heads=4)
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, num_key_value_heads=2))
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = config.pop("sliding_window")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = load(tmp_path)
+    assert isinstance(ours, LanguageModel)
+    assert ours.decoder.designs[0].window == expected == 4096
 
 
 def test_mistral_sees_a_window(tmp_path: Path) -> None:
@@ -301,6 +326,48 @@ def test_words_that_would_make_another_model_are_refused(
     (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
     with pytest.raises(LoadError, match=rf"{name} in config.json {message}"):
         load(tmp_path)
+
+
+def test_a_folder_that_is_damaged_is_refused_in_a_sentence(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text("[1, 2]")
+    with pytest.raises(LoadError, match=r"config.json must be an object, with names and values; got list"):
+        load(folder)
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "n_embd"}))
+    with pytest.raises(LoadError, match=r"config.json of .* must say 'n_embd'; it does not"):
+        load(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    index = folder / "model.safetensors.index.json"
+    for content, message in (("{}", "must say in which files tensors are"), ("{", "a model is a folder with")):
+        index.write_text(content)
+        with pytest.raises(LoadError, match=message):
+            load(folder)
+
+
+def _file(path: Path, header: object, data: bytes = b"") -> Path:
+    written = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(written)) + written + data)
+    return path
+
+
+F32 = {"dtype": "F32", "shape": [1]}
+
+
+@pytest.mark.parametrize(
+    "header, message",
+    [
+        ([1, 2], "whose header names no tensors"),
+        ({"a": F32}, "must say where each tensor is; of 'a' it says"),
+        ({"a": [0, 4]}, "must say where each tensor is; of 'a' it says"),
+        ({"a": {**F32, "data_offsets": [0, 2]}}, "which cannot be read"),
+        ({"a": {**F32, "dtype": "X", "data_offsets": [0, 4]}}, "which cannot be read"),
+        ({"__metadata__": {"regard": "no json"}}, "must say what it is in words of its own, as JSON"),
+        ({"__metadata__": {"regard": "[1]"}}, "must say what it is in words of its own, as JSON"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused_in_a_sentence(tmp_path: Path, header: object, message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        read(_file(tmp_path / "x.safetensors", header, b"\0" * 4))
 
 
 def test_what_this_package_does_not_know_is_refused(folder: Path) -> None:

@@ -72,6 +72,61 @@ def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
     assert [r.loss for r in rest.curve] == [r.loss for r in reports]
 
 
+class Halves:
+    """A task in which one half of the model learns in even steps alone."""
+
+    name, recipe = "halves", Recipe(steps=12, rate=0.1, warmup=0)
+
+    def model(self) -> nn.Module:
+        return nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+
+    def words(self) -> dict[str, object]:
+        return {}
+
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+        x = torch.randn(4, 3, generator=draw)
+        one, two = model.children()
+        return Outcome((one(x) + (two(x) if step % 2 == 0 else 0)).square().mean(), 0, 1)
+
+    def test(self, model: nn.Module) -> dict[str, float]:
+        return {}
+
+
+def test_each_parameter_goes_on_with_its_own_number_of_steps(tmp_path: Path) -> None:
+    whole, half, path = Training(Halves()), Training(Halves()), tmp_path / "half.safetensors"
+    for _ in range(12):
+        whole.advance()
+    for _ in range(5):
+        half.advance()
+    half.save(path)
+    rest = Training.resume(Halves(), path)
+    while not rest.is_over:
+        rest.advance()
+    assert all(torch.equal(value, rest.model.state_dict()[name]) for name, value in _state(whole).items())
+    tensors, words = read(path)
+    del tensors["exp_avg.0.weight"]
+    write(path, tensors, words)
+    with pytest.raises(LoadError, match=r"must hold 'exp_avg\.0\.weight' as well, to go on"):
+        Training.resume(Halves(), path)
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    for words in ({}, {"recipe": {"steps": 3}}, {"recipe": {"steps": 3, "rate": 1.0, "betas": [0.9, 0.9], "new": 1}}):
+        write(path, {"a": torch.zeros(1)}, {"task": "halves", **words})
+        with pytest.raises(LoadError, match=r"must be a checkpoint, with recipe, step and curve; it is not"):
+            Training.resume(Halves(), path)
+
+
+def test_what_a_model_shares_is_written_for_both(tmp_path: Path) -> None:
+    one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+    two.weight = one.weight
+    shared = nn.ModuleList([one, two])
+    write(tmp_path / "x.safetensors", shared.state_dict())
+    tensors, _ = read(tmp_path / "x.safetensors")
+    assert torch.equal(tensors["0.weight"], tensors["1.weight"])
+
+
 def test_training_leaves_the_callers_random_numbers_alone() -> None:
     training = Training(DatesTask(), changed(DatesTask.recipe, {"steps": 2}))
     torch.manual_seed(5)
@@ -157,6 +212,9 @@ def test_recipes_that_make_no_sense_are_refused() -> None:
                 Recipe(**{"steps": 1, "rate": 1.0, name: number})
     with pytest.raises(SpecError, match=r"smoothing must be from 0 to less than 1; got 1.0"):
         Recipe(steps=1, rate=1.0, smoothing=1.0)
+    for seed in (-1, 2**32):
+        with pytest.raises(SpecError, match=rf"seed must be from 0 to 4294967295; got {seed}"):
+            Recipe(steps=1, rate=1.0, seed=seed)
     with pytest.raises(SpecError, match=r"decay must be a number from 0 on; got -0.1"):
         Recipe(steps=1, rate=1.0, decay=-0.1)
     with pytest.raises(SpecError, match=r"the task must be one of .*; got 'wonder'"):

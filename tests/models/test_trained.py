@@ -114,6 +114,10 @@ def test_weights_that_say_nothing_of_a_task_are_refused(tmp_path: Path) -> None:
     write(path, {"a": torch.zeros(1)}, {"task": "dates", "layers": 2})
     with pytest.raises(LoadError, match=r"weights of 'dates' must say how their model is made; got {'layers': 2}"):
         trained(tmp_path)
+    _written("language", tmp_path)
+    path.with_suffix(".json").write_text("{}")
+    with pytest.raises(LoadError, match=r"a vocabulary must be a file that Tokens\.write wrote; got .*model\.json"):
+        trained(tmp_path)
     with pytest.raises(LoadError, match=r"got .*nothing, which is not a file"):
         trained(tmp_path / "nothing")
     assert not is_trained(tmp_path / "nothing")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import regard
 from regard import mask, score, weigh
 from regard.errors import SpecError
-from regard.nn import ALiBi, MultiHeadAttention, RelativeBias, Rotary
+from regard.nn import ALiBi, LayerCache, MultiHeadAttention, RelativeBias, Rotary
 
 CLOSE = dict(rtol=1e-4, atol=1e-5)  # float32 sums in another order
 
@@ -160,3 +160,27 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], message: str
 def test_a_sequence_without_a_batch_is_refused() -> None:
     with pytest.raises(SpecError, match=r"x must be \(batch, n, width\); got shape \(5, 32\)"):
         MultiHeadAttention(32, 4)(torch.randn(5, 32))
+
+
+def test_values_alone_are_mixed_in_the_place_of_those_of_x() -> None:
+    ours, theirs = _pair()
+    x, values = torch.randn(2, 6, 32), torch.randn(2, 6, 32)
+    torch.testing.assert_close(ours(x, None, values), theirs(x, x, values)[0], **CLOSE)
+
+
+def test_functions_of_the_layer_and_of_the_call_are_both_obeyed() -> None:
+    layer = MultiHeadAttention(32, 4, mask=lambda b, h, i, j: j <= i)
+    x = torch.randn(1, 6, 32)
+    both = layer(x, mask=lambda b, h, i, j: i - j < 3)
+    plain = MultiHeadAttention(32, 4)
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(both, plain(x, mask=mask.causal() & mask.window(3)))
+
+
+def test_a_cache_of_what_is_looked_at_is_filled_once() -> None:
+    layer, cache = MultiHeadAttention(32, 4), LayerCache()
+    x, memory = torch.randn(1, 2, 32), torch.randn(1, 5, 32)
+    with torch.no_grad():
+        first = layer(x, memory, cache=cache)
+        torch.testing.assert_close(layer(x, torch.full_like(memory, torch.nan), cache=cache), first)
+    assert cache.length == 5

@@ -221,9 +221,76 @@ def test_sizes_that_make_no_sense_are_refused(options: dict[str, int], message: 
 
 def test_a_cache_cannot_go_back_to_what_it_forgot() -> None:
     layer = LayerCache(window=4)
-    layer.append(torch.zeros(1, 1, 10, 2))
-    with pytest.raises(SpecError, match="between 7 and 10 tokens; got 3"):
-        layer.crop(3)
+    for _ in range(10):
+        layer.append(torch.zeros(1, 1, 1, 2))
+    with pytest.raises(SpecError, match="between 8 and 10 tokens; got 7"):
+        layer.crop(7)
+
+
+@pytest.mark.parametrize("sizes", [[8], [1] * 8, [3, 1, 4, 1, 1], [12, 5, 1, 1], [1] * 23])
+def test_a_sliding_cache_that_went_back_goes_on_as_if_it_had_never_gone_further(sizes: list[int]) -> None:
+    model = _model(Rotary(8), KeyValueCache(window=4))
+    tokens = _tokens(n=sum(sizes) + 2)
+    whole = model(tokens).detach()
+    tried = 0
+    for length in range(sum(sizes) + 1):
+        cache = KeyValueCache(window=4)
+        _in_parts(model, tokens[:, : sum(sizes)], cache, sizes)
+        try:
+            cache.crop(length)
+        except SpecError:
+            continue
+        tried += 1
+        found = _in_parts(model, tokens[:, length : length + 2], cache, [1, 1])
+        torch.testing.assert_close(found, whole[:, length : length + 2], **CLOSE)
+    assert tried >= 2
+
+
+def test_a_call_that_broke_off_is_noticed_and_can_be_taken_back() -> None:
+    cache = KeyValueCache()
+    model, tokens = _model(Rotary(8), cache), _tokens()
+    with torch.no_grad():
+        model(tokens[:, :5], cache=cache)
+        with pytest.raises(SpecError, match="mask"):
+            model(tokens[:, 5:6], cache=cache, mask=torch.ones(3, 3, dtype=torch.bool))
+        with pytest.raises(
+            SpecError, match=r"must hold the same tokens; got 6 and 5, since a call broke off.*crop\(5\)"
+        ):
+            model(tokens[:, 5:6], cache=cache)
+        cache.crop(5)
+        torch.testing.assert_close(model(tokens[:, 5:6], cache=cache), model(tokens[:, :6])[:, -1:], **CLOSE)
+
+
+def test_a_cache_goes_on_with_its_own_batch_alone() -> None:
+    cache = KeyValueCache()
+    model, tokens = _model(None, cache), _tokens(batch=3)
+    with torch.no_grad():
+        model(tokens[:2, :5], cache=cache)
+        for batch in (1, 3):
+            with pytest.raises(SpecError, match=rf"the batch it began with, of 2; got one of {batch}"):
+                model(tokens[:batch, 5:6], cache=cache)
+
+
+def test_a_cache_that_went_back_to_nothing_takes_another_memory() -> None:
+    torch.manual_seed(0)
+    model = Translator((30, 20), layers=1, design=Design(32, heads=4), positions=(None, None)).eval()
+    one, other = _tokens(1, 5) % 30, (_tokens(1, 7) + 3) % 30
+    cache, begin = KeyValueCache(), torch.tensor([[1]])
+    with torch.no_grad():
+        model.reading(one).logits(begin, cache)
+        cache.crop(0)
+        found = model.reading(other).logits(begin, cache)
+        torch.testing.assert_close(found, model(other, begin), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_what_was_begun_in_inference_mode_goes_on_outside_of_it(kind: str) -> None:
+    cache = CACHES[kind]()
+    model, tokens = _model(Rotary(8), cache), _tokens()
+    with torch.inference_mode():
+        model(tokens[:, :5], cache=cache)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens[:, 5:6], cache=cache), model(tokens[:, :6])[:, -1:], **CLOSE)
 
 
 def test_both_forms_of_latent_attention_agree_with_gradients() -> None:

@@ -141,7 +141,8 @@ def test_beams_that_stop_are_compared_by_their_score(power: float) -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"temperature": 0.0}, "temperature must be greater than 0; got 0.0. For 0 use greedy"),
+        ({"temperature": 0.0}, "temperature must be a number above 0; got 0.0. For 0 use greedy"),
+        ({"temperature": torch.inf}, "temperature must be a number above 0; got inf"),
         ({"top_k": 0}, "top_k must be at least 1; got 0"),
         ({"top_p": 1.5}, "top_p must lie above 0 and at most at 1; got 1.5"),
     ],
@@ -159,6 +160,27 @@ def test_wrong_prompts_are_refused() -> None:
         generate(model, torch.ones(1, 2, dtype=torch.long), most=3, lengths=torch.tensor([3]))
     with pytest.raises(SpecError, match="width must be at least 1; got 0"):
         beam(model, torch.ones(1, 2, dtype=torch.long), most=3, width=0)
+    with pytest.raises(SpecError, match=r"length_power must be at least 0; got -0\.5"):
+        beam(model, torch.ones(1, 2, dtype=torch.long), most=3, width=2, length_power=-0.5)
+
+
+def test_a_temperature_near_nothing_takes_the_likeliest() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, -torch.inf]])
+    for temperature in (1e-3, 1e-38, 1e-300):
+        assert Sample(temperature=temperature).probabilities(logits).tolist() == [[0.0, 1.0, 0.0, 0.0]]
+
+
+def test_as_many_tokens_are_left_as_asked_for_also_of_equals() -> None:
+    equal = torch.zeros(1, 6)
+    assert int((Sample(top_k=2).probabilities(equal) > 0).sum()) == 2
+    assert int((Sample(top_p=0.5).probabilities(equal) > 0).sum()) == 3
+    rare = torch.linspace(0, -60, 50_000).unsqueeze(0)
+    assert bool((Sample(top_p=1.0).probabilities(rare) > 0).all())
+
+
+def test_a_search_for_nobody_finds_nothing() -> None:
+    found = beam(_model(), torch.ones(0, 2, dtype=torch.long), most=3, width=2)
+    assert found.tokens.shape == (0, 2, 3)
 
 
 def test_greedy_takes_the_first_of_equals() -> None:

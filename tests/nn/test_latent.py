@@ -1,11 +1,14 @@
 """Latent attention against Hugging Face's DeepSeek-V3, weights copied."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
-from regard import mask
+from regard import mask, weigh
 from regard.errors import SpecError
 from regard.nn import ALiBi, LatentAttention, Rotary
 
@@ -64,6 +67,8 @@ def test_latent_attention_is_that_of_deepseek() -> None:
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SpecError, match=r"heads must divide width, or give head_width; got width=32, heads=5"):
         LatentAttention(32, 5, latent=8, turning=4)
+    with pytest.raises(SpecError, match=r"got width=32, heads=0"):
+        LatentAttention(32, 0, latent=8, turning=4)
     with pytest.raises(SpecError, match=r"x must be \(batch, n, width\); got shape \(5, 32\)"):
         LatentAttention(32, 4, latent=8, turning=4)(torch.randn(5, 32))
 
@@ -71,3 +76,18 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
 def test_a_rule_on_scores_is_refused() -> None:
     with pytest.raises(SpecError, match=r"positions that turn or are added; got ALiBi, a rule on scores. Use Rotary"):
         LatentAttention(32, 4, latent=8, turning=4)(torch.randn(1, 5, 32), position=ALiBi(4))
+
+
+def test_a_module_in_the_place_of_a_weighing_is_asked_at_each_call() -> None:
+    class Sink(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits = nn.Parameter(torch.zeros(4))
+
+        def forward(self) -> Any:
+            return weigh.sink(self.logits)
+
+    sink = Sink()
+    layer = LatentAttention(32, 4, latent=8, turning=4, weigh=sink)
+    layer(torch.randn(1, 5, 32)).sum().backward()
+    assert sink.logits.grad is not None and bool((sink.logits.grad != 0).all())

@@ -8,10 +8,13 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from regard import mask
+from regard import mask, score
 from regard.errors import SpecError
 from regard.nn import (
     ALiBi,
+    Decoder,
+    Design,
+    Encoder,
     Learned,
     LinearScaling,
     Llama3Scaling,
@@ -182,3 +185,41 @@ def test_one_table_reads_and_writes_tokens() -> None:
     torch.testing.assert_close(table.logits(table(tokens)), table(tokens) @ table.weight.mT)
     (table.logits(table(tokens))).sum().backward()
     assert len(list(table.parameters())) == 1
+
+
+def test_a_model_that_was_tried_in_inference_mode_can_be_trained() -> None:
+    stack, x = Decoder(Design(16, heads=4), layers=1, position=Rotary(4)), torch.randn(1, 6, 16)
+    with torch.inference_mode():
+        stack(x)
+    stack(x).sum().backward()
+    assert all(p.grad is not None for p in stack.parameters())
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_rotary_is_exact_in_float64(layout: str) -> None:
+    q, k = torch.randn(2, 1, 2, 9, 8, dtype=torch.float64)
+    at, rotary = torch.arange(9) + 12_345, Rotary(8, layout=layout)
+    rotary.turned(q.float(), k.float(), at)  # what is kept of that is not enough
+    for found, expected in zip(rotary.turned(q, k, at), score.rotary(q, k, at, layout=layout), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("head_width", [8, 9])
+def test_rotary_wider_than_what_it_turns_is_refused(head_width: int) -> None:
+    layer = MultiHeadAttention(16, heads=2, head_width=head_width)
+    with pytest.raises(SpecError, match=rf"no wider than what it turns; got a width of 16 for {head_width}"):
+        layer(torch.randn(1, 3, 16), position=Rotary(16))
+
+
+@pytest.mark.parametrize("position", [ALiBi(4), RelativeBias(4)], ids=["alibi", "t5"])
+def test_rules_refuse_places_that_leave_some_out(position: Position) -> None:
+    stack, x = Encoder(Design(16, heads=4), layers=1, position=position), torch.randn(1, 3, 16)
+    torch.testing.assert_close(stack(x, at=torch.arange(3) + 7), stack(x))
+    for call in (stack, stack.attend):
+        with pytest.raises(SpecError, match=r"`at` must leave none out; got \[0, 50, 90\]"):
+            call(x, at=torch.tensor([0, 50, 90]))
+
+
+def test_one_pair_of_features_cannot_be_told_apart() -> None:
+    with pytest.raises(SpecError, match=r"NTKScaling tells slow features from fast ones; got a width of 2"):
+        Rotary(2, scaling=NTKScaling(2.0))

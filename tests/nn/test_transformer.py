@@ -77,12 +77,13 @@ def test_a_decoder_is_that_of_torch_with_gradients(norm_first: bool) -> None:
     _same(ours, theirs, ours(x, memory), theirs(x, memory, tgt_mask=causal, tgt_is_causal=True), x, memory)
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_a_transformer_is_that_of_torch_with_gradients_and_loads_back(norm_first: bool) -> None:
+def test_a_transformer_is_that_of_torch_with_gradients_and_loads_back(norm_first: bool, bias: bool) -> None:
     torch.manual_seed(0)
-    theirs = nn.Transformer(32, 4, 2, 2, 48, dropout=0.0, batch_first=True, norm_first=norm_first)
+    theirs = nn.Transformer(32, 4, 2, 2, 48, dropout=0.0, batch_first=True, norm_first=norm_first, bias=bias)
     _shaken(theirs)
-    ours = Transformer(Design(**SIZES, activation="relu", norm_first=norm_first), layers=2)
+    ours = Transformer(Design(**SIZES, activation="relu", norm_first=norm_first, bias=bias), layers=2)
     ours.load_state_dict(theirs.state_dict())
     source, target = torch.randn(2, 8, 32, requires_grad=True), torch.randn(2, 5, 32, requires_grad=True)
     lengths = torch.tensor([8, 3])
@@ -91,7 +92,7 @@ def test_a_transformer_is_that_of_torch_with_gradients_and_loads_back(norm_first
     causal = nn.Transformer.generate_square_subsequent_mask(5)
     options = dict(src_key_padding_mask=hidden, memory_key_padding_mask=hidden, tgt_mask=causal)
     _same(ours, theirs, mine, theirs(source, target, **options), source, target)
-    again = nn.Transformer(32, 4, 2, 2, 48, dropout=0.0, batch_first=True, norm_first=norm_first)
+    again = nn.Transformer(32, 4, 2, 2, 48, dropout=0.0, batch_first=True, norm_first=norm_first, bias=bias)
     again.load_state_dict(ours.state_dict())
 
 
@@ -152,6 +153,13 @@ def test_a_stack_shows_where_each_layer_looks() -> None:
     torch.testing.assert_close(
         looks[0].own.weights[...], first.self_attn.attend(x, mask=mask.causal()).weights[...], rtol=1e-5, atol=1e-6
     )
+
+
+def test_designs_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"window must be at least 1, or None to see everything; got 0"):
+        Design(**SIZES, window=0)
+    with pytest.raises(SpecError, match=r"a stack needs at least one design; got none"):
+        Encoder((), layers=2)
 
 
 def test_a_stack_that_needs_a_memory_says_so() -> None:

@@ -35,9 +35,8 @@ class PagedBatch(KeyValueCache):
         if bool((lengths != lengths.max()).any()):
             self.padding = lengths.max() - lengths
 
-    def __getitem__(self, layer: int) -> LayerCache:
-        """The cache of a layer's attention to its own tokens."""
-        return self._layers.setdefault((layer, "own"), PagedLayer(self, layer))
+    def _made(self, layer: int) -> LayerCache:
+        return PagedLayer(self, layer)
 
     @property
     def nbytes(self) -> int:
@@ -49,9 +48,11 @@ class PagedBatch(KeyValueCache):
             raise SpecError(f"a cache can go back to between 0 and {self.length} tokens; got {length}.")
         for sequence, before in zip(self.sequences, self.before(), strict=True):
             self.pages.crop(sequence, min(self.pages.length(sequence), max(0, length - before)))
-        for (_, kind), layer in self._layers.items():
+        for layer, kind in list(self._layers):
             if kind == "own":
-                layer.length = length
+                self._layers[layer, kind].length = length
+            elif length == 0:
+                del self._layers[layer, kind]
 
     def reorder(self, order: Tensor) -> None:
         """Batch element b goes on with what order[b] has seen: the first who does keeps the sequence, others fork it,

@@ -7,7 +7,7 @@ is one that nothing here knows. What config.json says that would change what a m
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from regard.nn.position import (
 )
 
 Config = Mapping[str, Any]
+Tensors = Mapping[str, Tensor]
 
 
 class Part(NamedTuple):
@@ -48,10 +49,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of model: how it is made from its words and from which tensors are there, how these are named, and
-    which of them are not needed."""
+    """One kind of model: how it is made from its words and the tensors that are there, how these are named, and those
+    that are not needed."""
 
-    make: Callable[[Config, Set[str]], nn.Module]
+    make: Callable[[Config, Tensors], nn.Module]
     parts: Callable[[Config], dict[str, Part]]
     prefix: str  # that names may have in the file, or not
     unneeded: str
@@ -64,18 +65,16 @@ def load(folder: str | Path) -> nn.Module:
     classifier is an `ImageEncoder`.
     """
     folder = Path(folder)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(
-            f"a model is a folder with config.json and model.safetensors; got {folder} ({error})."
-        ) from None
+    config = _json(folder / "config.json", folder)
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise LoadError(f"the model must be one of {', '.join(FAMILIES)}; got {kind!r} in {folder}.")
     family = FAMILIES[kind]
     tensors = {re.sub(f"^{family.prefix}", "", name): t for name, t in _tensors(folder).items()}
-    model = family.make(config, tensors.keys())
+    try:
+        model = family.make(config, tensors)
+    except KeyError as error:
+        raise LoadError(f"config.json of {folder} must say {error.args[0]!r}; it does not.") from None
     fit(model, _translated(model, family, config, tensors, folder), folder)
     return model.eval()
 
@@ -113,7 +112,10 @@ def _translated(
 def _tensors(folder: Path) -> dict[str, Tensor]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        files = sorted(set(json.loads(index.read_text(encoding="utf8"))["weight_map"].values()))
+        places = _json(index, folder).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise LoadError(f"{index} must say in which files tensors are, as weight_map; it does not.")
+        files = sorted(set(places.values()))
     else:
         files = ["model.safetensors"]
         pickled = [name for name in ("pytorch_model.bin", "model.pt") if (folder / name).exists()]
@@ -125,6 +127,18 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in files:
         found |= read(folder / file)[0]
+    return found
+
+
+def _json(path: Path, folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(
+            f"a model is a folder with config.json and model.safetensors; got {folder} ({error})."
+        ) from None
+    if not isinstance(found, dict):
+        raise LoadError(f"{path} must be an object, with names and values; got {type(found).__name__}.")
     return found
 
 
@@ -145,7 +159,7 @@ def _both(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {f"{n}{joints[n]}{kind}": [f"{s}.{kind}" for s in sources] for n, sources in names.items() for kind in kinds}
 
 
-def _gpt2(config: Config, names: Set[str]) -> nn.Module:
+def _gpt2(config: Config, tensors: Tensors) -> nn.Module:
     _must(config, "activation_function", "gelu_new")
     _must(config, "scale_attn_weights", True)
     _must(config, "scale_attn_by_inverse_layer_idx", False)
@@ -158,8 +172,16 @@ def _gpt2(config: Config, names: Set[str]) -> nn.Module:
         eps=config["layer_norm_epsilon"],
     )
     position = Learned(config["n_positions"], width)
-    tied = config.get("tie_word_embeddings", True)
+    tied = _is_tied(config, True, tensors, "wte.weight")
     return LanguageModel(config["vocab_size"], layers=layers, design=design, position=position, tied=tied)
+
+
+def _is_tied(config: Config, usual: bool, tensors: Tensors, table: str) -> bool:
+    """Whether the table that reads tokens also writes them. A file that has two that differ is taken at its word."""
+    if not config.get("tie_word_embeddings", usual):
+        return False
+    other = tensors.get("lm_head.weight")
+    return other is None or (table in tensors and torch.equal(other, tensors[table]))
 
 
 def _gpt2_parts(config: Config) -> dict[str, Part]:
@@ -182,7 +204,7 @@ def _gpt2_parts(config: Config) -> dict[str, Part]:
     }
 
 
-def _llama(config: Config, names: Set[str]) -> nn.Module:
+def _llama(config: Config, tensors: Tensors) -> nn.Module:
     _must(config, "hidden_act", "silu")
     for name in ("attention_bias", "mlp_bias"):
         _must(config, name, False)
@@ -196,7 +218,7 @@ def _llama(config: Config, names: Set[str]) -> nn.Module:
         norm="rms",
         eps=config["rms_norm_eps"],
         bias=False,
-        window=config.get("sliding_window"),
+        window=config.get("sliding_window", 4096 if config["model_type"] == "mistral" else None),
     )
     base, scaling = _rope(config)
     return LanguageModel(
@@ -204,7 +226,7 @@ def _llama(config: Config, names: Set[str]) -> nn.Module:
         layers=config["num_hidden_layers"],
         design=design,
         position=Rotary(design.width_of_head, base=base, scaling=scaling),
-        tied=config.get("tie_word_embeddings", False),
+        tied=_is_tied(config, False, tensors, "embed_tokens.weight"),
     )
 
 
@@ -259,7 +281,7 @@ def _encoder_design(config: Config, norm_first: bool) -> Design:
     )
 
 
-def _bert(config: Config, names: Set[str]) -> nn.Module:
+def _bert(config: Config, tensors: Tensors) -> nn.Module:
     _must(config, "position_embedding_type", "absolute")
     _must(config, "is_decoder", False)
     return TextEncoder(
@@ -268,7 +290,7 @@ def _bert(config: Config, names: Set[str]) -> nn.Module:
         layers=config["num_hidden_layers"],
         design=_encoder_design(config, norm_first=False),
         types=config["type_vocab_size"],
-        pooler="pooler.dense.weight" in names,
+        pooler="pooler.dense.weight" in tensors,
     )
 
 
@@ -293,7 +315,7 @@ def _bert_parts(config: Config) -> dict[str, Part]:
     }
 
 
-def _vit(config: Config, names: Set[str]) -> nn.Module:
+def _vit(config: Config, tensors: Tensors) -> nn.Module:
     _must(config, "qkv_bias", True)
     size = config["image_size"]
     sizes: dict[str, Any] = {
@@ -303,7 +325,7 @@ def _vit(config: Config, names: Set[str]) -> nn.Module:
         "layers": config["num_hidden_layers"],
         "design": _encoder_design(config, norm_first=True),
     }
-    if "classifier.weight" not in names:
+    if "classifier.weight" not in tensors:
         return ImageEncoder(**sizes)
     return VisionTransformer(**sizes, classes=len(config.get("id2label") or range(config.get("num_labels", 2))))
 

@@ -23,7 +23,12 @@ PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 def write(path: str | Path, tensors: Mapping[str, Tensor], words: Mapping[str, Any] | None = None) -> None:
     """Tensors by name into one file, and beside them `words`: anything JSON can say."""
     path = Path(path)
-    plain = {name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}
+    plain: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        held = tensor.detach().to("cpu").contiguous()
+        plain[name] = held.clone() if held.data_ptr() in places else held  # a file holds what is shared twice
+        places.add(held.data_ptr())
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as half:
         pass
@@ -39,13 +44,22 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], words: Mapping[str, A
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a file by name, and the words beside them."""
     path = Path(path)
-    words = read_words(path)
-    return _safetensors().load_file(str(path)), words
+    words, reader = read_words(path), _safetensors()
+    try:
+        return reader.load_file(str(path)), words
+    except Exception as error:  # safetensors' own has no class that is there without it
+        raise LoadError(f"weights must be a safetensors file; got {path}, which cannot be read: {error}.") from None
 
 
 def read_words(path: Path) -> dict[str, Any]:
     """The words beside the tensors of a file, without these."""
-    found: dict[str, Any] = json.loads(checked_header(path).get("__metadata__", {}).get("regard", "{}"))
+    header = checked_header(path)
+    try:
+        found = json.loads(header.get("__metadata__", {}).get("regard", "{}"))
+    except (ValueError, AttributeError, TypeError):
+        found = None
+    if not isinstance(found, dict):
+        raise LoadError(f"{path} must say what it is in words of its own, as JSON; it does not.")
     return found
 
 
@@ -68,14 +82,24 @@ def checked_header(path: Path) -> dict[str, Any]:
             header: dict[str, Any] = json.loads(file.read(length))
         except ValueError:
             raise LoadError(f"weights must be a safetensors file; got {path}, whose header is not JSON.") from None
+    if not isinstance(header, dict):
+        raise LoadError(f"weights must be a safetensors file; got {path}, whose header names no tensors.")
     there = size - SIZE_OF_LENGTH - length
     for name, entry in header.items():
-        if name != "__metadata__" and entry["data_offsets"][1] > there:
+        if name != "__metadata__" and (end := _end_of(entry, name, path)) > there:
             raise LoadError(
-                f"{path} must hold all of its tensors; {name!r} ends at byte {entry['data_offsets'][1]} of the data, "
-                f"and only {there} are there. Copy the file again."
+                f"{path} must hold all of its tensors; {name!r} ends at byte {end} of the data, and only {there} are "
+                "there. Copy the file again."
             )
     return header
+
+
+def _end_of(entry: Any, name: str, path: Path) -> int:
+    """The byte at which a tensor ends, by what the header says of it."""
+    try:
+        return int(entry["data_offsets"][1])
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise LoadError(f"{path} must say where each tensor is; of {name!r} it says {entry}.") from None
 
 
 def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> None:

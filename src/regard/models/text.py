@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from regard.errors import MissingError
+from regard.errors import LoadError, MissingError
 
 END = "<|end|>"  # between two texts
 
@@ -36,7 +36,11 @@ class Tokens:
 
     @classmethod
     def read(cls, path: str | Path) -> "Tokens":
-        return cls(_tokenizers().Tokenizer.from_file(str(path)))
+        tokenizers = _tokenizers()
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise LoadError(f"a vocabulary must be a file that Tokens.write wrote; got {path}: {error}.") from None
 
     def write(self, path: str | Path) -> None:
         self._inner.save(str(path), pretty=False)

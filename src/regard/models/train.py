@@ -22,6 +22,8 @@ from regard.errors import LoadError, SpecError
 from regard.models.store import fit, read, write
 
 SCHEDULES = ("cosine", "original", "constant")
+LARGEST_SEED = 2**32 - 1
+REMEMBERED = ("step", "exp_avg", "exp_avg_sq")  # of each parameter, by the optimiser
 Spreading = Callable[[nn.Module], nn.Module]
 
 
@@ -53,6 +55,8 @@ class Recipe:
         for name, number in (("rate", self.rate), ("clip", self.clip)):
             if not 0 < number < math.inf:
                 raise SpecError(f"{name} must be a number above 0; got {number}.")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise SpecError(f"seed must be from 0 to {LARGEST_SEED}; got {self.seed}.")
         if not 0 <= self.smoothing < 1:
             raise SpecError(f"smoothing must be from 0 to less than 1; got {self.smoothing}.")
         if not 0 <= self.decay < math.inf:
@@ -212,9 +216,8 @@ class Training:
         """Everything that is needed to go on."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
-            for kind in ("exp_avg", "exp_avg_sq"):
-                if parameter in self._optimizer.state:
-                    tensors[f"{kind}.{name}"] = self._optimizer.state[parameter][kind]
+            if parameter in self._optimizer.state:
+                tensors |= {f"{kind}.{name}": self._optimizer.state[parameter][kind] for kind in REMEMBERED}
         words = {
             "task": self.task.name,
             "step": self.step,
@@ -237,21 +240,26 @@ class Training:
                 f"{path} was begun on other data than this, and can only go on with the same. Give --data as before, "
                 "--fresh to begin anew, or another --out."
             )
-        saved = words["recipe"]
-        known = Recipe(**{**saved, "betas": tuple(saved["betas"])})
+        try:
+            saved = words["recipe"]
+            known = Recipe(**{**saved, "betas": tuple(saved["betas"])})
+            step, curve = int(words["step"]), [Report(*row) for row in words["curve"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise LoadError(f"{path} must be a checkpoint, with recipe, step and curve; it is not ({error}).") from None
         made = cls(task, known if recipe is None else recipe, spread=spread)
         fit(made.model, _part(tensors, "model."), path)
-        made.step = words["step"]
-        made.curve = [Report(*row) for row in words["curve"]]
-        averages, squares = _part(tensors, "exp_avg."), _part(tensors, "exp_avg_sq.")
-        for name, parameter in made.model.named_parameters():
-            if name in averages:
-                made._optimizer.state[parameter] = {
-                    "step": torch.tensor(float(made.step)),
-                    "exp_avg": averages[name],
-                    "exp_avg_sq": squares[name],
-                }
+        made.step, made.curve = step, curve
+        made._remember({kind: _part(tensors, f"{kind}.") for kind in REMEMBERED}, path)
         return made
+
+    def _remember(self, kept: dict[str, dict[str, Tensor]], path: str | Path) -> None:
+        """Gives the optimiser what it knew of each parameter that has had a gradient."""
+        for name, parameter in self.model.named_parameters():
+            missing = [kind for kind in REMEMBERED if name not in kept[kind]]
+            if not missing:
+                self._optimizer.state[parameter] = {kind: kept[kind][name] for kind in REMEMBERED}
+            elif len(missing) < len(REMEMBERED):
+                raise LoadError(f"{path} must hold '{missing[0]}.{name}' as well, to go on; it does not.")
 
 
 def _digest(task: Task) -> str | None:

@@ -1,6 +1,7 @@
 """Attention as a layer: projections around `regard.attention`, with the parameters of `torch.nn.MultiheadAttention`."""
 
 from collections.abc import Callable
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from regard.errors import SpecError
 from regard.nn.cache import LayerCache
 from regard.nn.position import Position
 from regard.result import Attended
-from regard.spec.mask import causal
+from regard.spec.mask import causal, where
 from regard.spec.score import scaled_dot
 
 
@@ -93,7 +94,7 @@ class MultiHeadAttention(nn.Module):
 
         `keys` and `values` (batch, n_k, ...) are looked at instead of x; `values` are the keys unless given. `position`
         and `at`, where the tokens stand, are for self-attention. A `cache` is what x looks back at and is added to; in
-        cross-attention it is filled by the first call, and later calls need no keys.
+        cross-attention the first call fills it, and later ones read it in the place of `keys`, which they still name.
         """
         q, k, v, options = self._question(x, keys, values, mask, position, at, cache)
         compute = self.operator or attention
@@ -126,7 +127,7 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         if x.dim() != 3:
             raise SpecError(f"x must be (batch, n, width); got shape {tuple(x.shape)}.")
-        crosses = keys is not None
+        crosses = keys is not None or values is not None
         known = cache.rows() if crosses and cache is not None else ()
         if known:
             q = self._by_head(self._projected(x, "q"))
@@ -137,15 +138,15 @@ class MultiHeadAttention(nn.Module):
                 q, k = position.turned(q, k, torch.arange(x.shape[1], device=x.device) if at is None else at)
             if cache is not None:
                 k, v = cache.append(k, v)
-        score = _made(self.score)
+        score = made(self.score)
         rule = None if position is None or crosses else position.rule()
         if rule is not None:
             score = rule if score is None else _then(score, rule)
-        return q, k, v, {"score": score, "mask": self._seen(mask, q), "weigh": _made(self.weigh)}
+        return q, k, v, {"score": score, "mask": self._seen(mask, q), "weigh": made(self.weigh)}
 
     def _rows(self, x: Tensor, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, heads, n, width)."""
-        if keys is None and self.in_proj_weight is not None:  # one product for all three
+        if keys is None and values is None and self.in_proj_weight is not None:  # one product for all three
             parts = linear(x, self.in_proj_weight, self.in_proj_bias).split(self._split, dim=-1)
         else:
             keys = x if keys is None else keys
@@ -166,7 +167,7 @@ class MultiHeadAttention(nn.Module):
         return rows.view(batch, n, width // self.head_width, self.head_width).transpose(1, 2)
 
     def _seen(self, mask: Any, q: Tensor) -> Any:
-        seen = joined(_made(self.mask), mask)
+        seen = joined(made(self.mask), mask)
         last = q.shape[2] == 1 and self.operator is None  # one query at the end looks back at everything
         return None if last and seen is causal() else seen
 
@@ -179,11 +180,12 @@ def joined(*masks: Any) -> Any:
     result = None
     for mask in masks:
         if mask is not None:
-            result = mask if result is None else result & mask
+            result = mask if result is None else (where(result) if isfunction(result) else result) & mask
     return result
 
 
-def _made(choice: Any) -> Any:
+def made(choice: Any) -> Any:
+    """A score, mask or weighing; a module in the place of one is called for it."""
     return choice() if isinstance(choice, nn.Module) else choice
 
 

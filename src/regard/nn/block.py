@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.errors import SpecError
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.cache import LayerCache
 from regard.nn.feedforward import activation_of, feed, linears
@@ -44,12 +45,16 @@ class Design:
     positions: bool = True
     attention: Callable[["Design"], nn.Module] | None = None
 
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise SpecError(f"window must be at least 1, or None to see everything; got {self.window}.")
+
     @property
     def width_of_head(self) -> int:
         return self.width // self.heads if self.head_width is None else self.head_width
 
     def norm_layer(self) -> nn.Module:
-        return norm_of(self.norm, self.width, self.eps)
+        return norm_of(self.norm, self.width, self.eps, self.bias)
 
     def attention_layer(self) -> MultiHeadAttention:
         return MultiHeadAttention(

@@ -39,6 +39,11 @@ class LayerCache:
                 "a cache keeps numbers, not how they were made; got rows that require gradients. "
                 "Generate under torch.no_grad(), or call without a cache."
             )
+        if self._rows and (begun := len(self._rows[0])) != len(rows[0]):
+            raise SpecError(
+                f"a cache goes on with the batch it began with, of {begun}; got one of {len(rows[0])}. Make a new "
+                "cache, or reorder this one."
+            )
         n = rows[0].shape[-2]
         self._make_room(n, rows)
         for kept, new in zip(self._rows, rows, strict=True):
@@ -60,14 +65,20 @@ class LayerCache:
         return self._end - self._begin
 
     def crop(self, length: int) -> None:
-        """Forgets all but the first `length` tokens that came in."""
-        dropped = self.length - length
-        if not 0 <= dropped <= self.kept:
-            raise SpecError(
-                f"a cache can go back to between {self.length - self.kept} and {self.length} tokens; got {length}."
-            )
-        self.length -= dropped
-        self._end -= dropped
+        """Forgets all but the first `length` tokens that came in. With a window, it can go back only as far as what the
+        next tokens will look at is still there."""
+        least = self._earliest()
+        if not least <= length <= self.length:
+            raise SpecError(f"a cache can go back to between {least} and {self.length} tokens; got {length}.")
+        self._end -= self.length - length
+        self.length = length
+        if self.window is not None:
+            self._begin = self._end - min(length, self.window - 1)
+
+    def _earliest(self) -> int:
+        """The smallest length it can go back to."""
+        first = self.length - self._end  # the token in the first row of the room
+        return 0 if self.window is None or first == 0 else min(first + self.window - 1, self.length)
 
     def reorder(self, order: Tensor) -> None:
         """Batch element b becomes what order[b] was: beams that go on."""
@@ -85,7 +96,8 @@ class LayerCache:
             )
         if not self._rows or kept + n > room:
             room = max(kept + n, self._wanted(room))
-            fresh = tuple(r.new_empty(*r.shape[:-2], room, r.shape[-1]) for r in like)
+            with torch.inference_mode(False):  # what is made in that mode could not be written into outside of it
+                fresh = tuple(r.new_empty(*r.shape[:-2], room, r.shape[-1]) for r in like)
         else:
             fresh = self._rows
         for old, new in zip(self._rows, fresh, strict=False):
@@ -126,7 +138,12 @@ class KeyValueCache:
 
     def __getitem__(self, layer: int) -> LayerCache:
         """The cache of a layer's attention to its own tokens, made when it is first asked for."""
-        return self._layers.setdefault((layer, "own"), LayerCache(self.longest, self.window))
+        if (layer, "own") not in self._layers:
+            self._layers[layer, "own"] = self._made(layer)
+        return self._layers[layer, "own"]
+
+    def _made(self, layer: int) -> LayerCache:
+        return LayerCache(self.longest, self.window)
 
     def memory(self, layer: int) -> LayerCache:
         """The cache of a layer's attention to an encoder's output, which is filled once."""
@@ -154,11 +171,22 @@ class KeyValueCache:
         hidden = (self.padding - gone).clamp(min=0)
         return padding(kept + n - hidden, side="left") if bool(hidden.any()) else None
 
+    def check_whole(self, layers: int) -> None:
+        """Refuses to go on where layers hold different numbers of tokens: a call broke off between them."""
+        lengths = [self[place].length for place in range(layers)]
+        if min(lengths, default=0) != max(lengths, default=0):
+            raise SpecError(
+                f"all layers of a cache must hold the same tokens; got {max(lengths)} and {min(lengths)}, since a call "
+                f"broke off. Go back with crop({min(lengths)}), or make a new one."
+            )
+
     def crop(self, length: int) -> None:
-        """Forgets all but the first `length` tokens."""
-        for (_, kind), layer in self._layers.items():
+        """Forgets all but the first `length` tokens; at 0 also what the memory was."""
+        for layer, kind in list(self._layers):
             if kind == "own":
-                layer.crop(length)
+                self._layers[layer, kind].crop(length)
+            elif length == 0:
+                del self._layers[layer, kind]
 
     def reorder(self, order: Tensor) -> None:
         """Batch element b goes on with what order[b] has seen."""

@@ -5,6 +5,7 @@ those in the cache. `stream` hands out tokens as they come, `generate` all of th
 likeliest whole text.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -48,8 +49,8 @@ class Sample:
     _source: torch.Generator | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise SpecError(f"temperature must be greater than 0; got {self.temperature}. For 0 use greedy.")
+        if not 0 < self.temperature < math.inf:
+            raise SpecError(f"temperature must be a number above 0; got {self.temperature}. For 0 use greedy.")
         if self.top_k is not None and self.top_k < 1:
             raise SpecError(f"top_k must be at least 1; got {self.top_k}.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -63,17 +64,18 @@ class Sample:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """How likely each token is to be drawn, (batch, vocabulary)."""
-        logits = logits.float() / self.temperature
+        logits = logits.double()
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k, dim=-1).values[..., -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        if self.top_p is not None:
+            best = logits.topk(self.top_k, dim=-1).indices
+            logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).scatter(-1, best, False), -torch.inf)
+        if self.top_p is not None and self.top_p < 1:
             ordered, order = logits.sort(dim=-1, descending=True, stable=True)
             share = ordered.softmax(-1)
             before = share.cumsum(-1) - share  # what the likelier ones have together
             hidden = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= self.top_p)
             logits = logits.masked_fill(hidden, -torch.inf)
-        return logits.softmax(-1)
+        return logits.softmax(-1).float()
 
 
 def stream(
@@ -152,6 +154,8 @@ def beam(
         raise SpecError(f"width must be at least 1; got {width}.")
     if most < 1:
         raise SpecError(f"most must be at least 1; got {most}.")
+    if not length_power >= 0:
+        raise SpecError(f"length_power must be at least 0; got {length_power}.")
     tokens, cache = _begun(tokens, most, lengths, cache)
     batch, device = len(tokens), tokens.device
     search = _Search(batch, width, most, stop, length_power, device)
@@ -224,7 +228,7 @@ class _Search:
             for score, text in zip(scores, texts, strict=True):
                 if score > -torch.inf:
                     self._keep(b, score, text)
-        longest = max(len(text) for found in self.finished for _, text in found)
+        longest = max((len(text) for found in self.finished for _, text in found), default=self.most)
         tokens = torch.full((len(self.finished), self.width, longest), self.stop or 0)
         scores = torch.full(tokens.shape[:2], -torch.inf)
         for b, found in enumerate(self.finished):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.attention import attend, attention
 from regard.errors import SpecError
-from regard.nn.attention import joined
+from regard.nn.attention import joined, made
 from regard.nn.cache import LayerCache
 from regard.nn.norm import RMSNorm
 from regard.nn.position import Position
@@ -52,7 +52,7 @@ class LatentAttention(nn.Module):
         weigh: Any = None,
     ) -> None:
         super().__init__()
-        if head_width is None and width % heads:
+        if heads < 1 or (head_width is None and width % heads):
             raise SpecError(f"heads must divide width, or give head_width; got width={width}, heads={heads}.")
         self.heads, self.latent, self.turning = heads, latent, turning
         self.head_width = width // heads if head_width is None else head_width
@@ -101,11 +101,11 @@ class LatentAttention(nn.Module):
         return attend(*self._by_head(*self._rows(x, position, at)), **self._options(mask, x))
 
     def _options(self, mask: Any, x: Tensor) -> dict[str, Any]:
-        seen = joined(self.mask, mask)
+        seen = joined(made(self.mask), mask)
         return {
             "score": scaled_dot(1.0 / math.sqrt(self.head_width + self.turning)),
             "mask": None if x.shape[1] == 1 and self.operator is None and seen is causal() else seen,
-            "weigh": self.weigh,
+            "weigh": made(self.weigh),
         }
 
     def _by_head(self, still: Tensor, turned: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,10 +19,14 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(width, eps=eps)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
+    "layer": lambda width, eps, bias: nn.LayerNorm(width, eps=eps, bias=bias),
+    "rms": lambda width, eps, _: RMSNorm(width, eps=eps),
+}
 
 
-def norm_of(kind: str, width: int, eps: float) -> nn.Module:
+def norm_of(kind: str, width: int, eps: float, bias: bool = True) -> nn.Module:
+    """Without `bias` a layer norm has none either, as in torch's stacks."""
     if kind not in NORMS:
         raise SpecError(f"norm must be one of {', '.join(NORMS)}; got {kind!r}.")
-    return NORMS[kind](width, eps=eps)
+    return NORMS[kind](width, eps, bias)

@@ -92,6 +92,8 @@ class NTKScaling:
 
     def speeds(self, speed: Tensor, base: float) -> Tensor:
         width = 2 * len(speed)
+        if width == 2:
+            raise SpecError("NTKScaling tells slow features from fast ones; got a width of 2, which has one. Use more.")
         return speeds(width, base * self.factor ** (width / (width - 2)))
 
     def size(self) -> float:
@@ -175,25 +177,27 @@ class Rotary(Position):
         self._table: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
 
     def turned(self, q: Tensor, k: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        cosine, sine = self._angles(at)
+        cosine, sine = self._angles(at, torch.float64 if q.dtype == torch.float64 else torch.float32)
         if at.dim() == 2:
             cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)
         return rotate(q, cosine, sine, self.layout), rotate(k, cosine, sine, self.layout)
 
-    def _angles(self, at: Tensor) -> tuple[Tensor, Tensor]:
+    def _angles(self, at: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines (..., n, pairs); kept, since every layer asks for the same."""
         last, kept = self._table
         if torch.compiler.is_compiling():  # a graph keeps nothing, and cannot look whether it should
-            return self._computed(at).unbind(0)  # type: ignore[return-value]  # two of them
-        if last.shape != at.shape or last.device != at.device or not torch.equal(last, at):
-            kept = self._computed(at)
-            self._table = (at.clone(), kept)
+            return self._computed(at, dtype).unbind(0)  # type: ignore[return-value]  # two of them
+        fits = last.shape == at.shape and last.device == at.device and kept.dtype == dtype
+        if not fits or not torch.equal(last, at):
+            with torch.inference_mode(False):  # what is made in that mode could not be used in training
+                kept = self._computed(at.clone(), dtype)
+                self._table = (at.clone(), kept)
         return kept[0], kept[1]
 
-    def _computed(self, at: Tensor) -> Tensor:
+    def _computed(self, at: Tensor, dtype: torch.dtype) -> Tensor:
         # float64 angles: at position 100,000 a float32 angle is already off by 0.004
         angle = at.double().unsqueeze(-1) * self.speed.to(at.device)
-        return torch.stack((angle.cos(), angle.sin())).mul(self.size).float()
+        return torch.stack((angle.cos(), angle.sin())).mul(self.size).to(dtype)
 
 
 class ALiBi(Position):

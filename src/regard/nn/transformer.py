@@ -7,6 +7,7 @@ directions, where the design is one that torch has (heads with keys of their own
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from regard.errors import SpecError
@@ -36,6 +37,8 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         turns = (design,) if isinstance(design, Design) else tuple(design)
+        if not turns:
+            raise SpecError("a stack needs at least one design; got none.")
         self.designs = tuple(turns[place % len(turns)] for place in range(layers))
         self.layers = nn.ModuleList(Block(each, cross=cross) for each in self.designs)
         self.norm = turns[0].norm_layer() if norm else None
@@ -64,6 +67,9 @@ class Stack(nn.Module):
             raise SpecError("a stack made with cross=True looks at a memory; got none. Give memory=.")
         if cache is not None and cache.window is not None and mask is None and not self._is_narrowed:
             self._check_kept(cache.window)
+        if cache is not None:
+            cache.check_whole(len(self.designs))
+        self._check_places(at)
         x, at = self._placed(x, at, cache)
         narrowed = joined(mask, None if cache is None else cache.seen(x.shape[1]))
         for place, block in enumerate(self.blocks):
@@ -93,6 +99,7 @@ class Stack(nn.Module):
         at: Tensor | None = None,
     ) -> list[Looks]:
         """The attention inside each layer, kept open; arguments as in a call."""
+        self._check_places(at)
         x, at = self._placed(x, at, None)
         found = []
         for place, block in enumerate(self.blocks):
@@ -119,6 +126,17 @@ class Stack(nn.Module):
                     f"a cache must keep what layers look at; got window={kept}, and layer {place} sees {sees}. Use "
                     f"KeyValueCache(), or say who may look at whom with mask=window({kept}) in every call."
                 )
+
+    def _check_places(self, at: Tensor | None) -> None:
+        """Refuses places that leave some out, where positions are a rule on scores: those count from key to key."""
+        if at is None or self.position is None or self.position.rule() is None or torch.compiler.is_compiling():
+            return
+        over_ranks = any(getattr(block.self_attn, "operator", None) is not None for block in self.blocks)
+        if not over_ranks and bool((at.diff() != 1).any()):
+            raise SpecError(
+                f"{type(self.position).__name__} counts from one token to the next, so `at` must leave none out; got "
+                f"{at.flatten()[:8].tolist()}. Leave `at` out, or use Rotary."
+            )
 
     def _position(self, place: int) -> Position | None:
         return self.position if self.designs[place].positions else None

@@ -53,6 +53,8 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, layout: str = "half") -> Ten
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32
     cosine, sine = cosine.to(exact), sine.to(exact)
     pairs = cosine.shape[-1]
+    if 2 * pairs > x.shape[-1]:
+        raise SpecError(f"rotary must be no wider than what it turns; got a width of {2 * pairs} for {x.shape[-1]}.")
     turned, rest = x[..., : 2 * pairs].to(exact), x[..., 2 * pairs :]
     if layout == "half":
         one, other = turned[..., :pairs], turned[..., pairs:]

@@ -93,6 +93,8 @@ class LanguageTask:
         found = list(_texts(self.data))
         drawn = [int(hashlib.sha256(text.encode()).hexdigest(), 16) for text in found]
         kept = [number % HELD_OUT == 0 for number in drawn]
+        if not found:
+            raise LoadError(f"texts must have words in them; got none in {self.data}. Give other texts.")
         if not any(kept):  # few texts, of which one is kept nevertheless
             kept[drawn.index(min(drawn))] = True
         return (
