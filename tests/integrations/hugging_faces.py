@@ -282,3 +282,19 @@ OTHERS: dict[str, Sort] = {
     ),
 }
 ALL = DECODERS | ENCODERS | SEQUENCES | OTHERS
+
+# models that do not run on "sdpa" and expect masks as "eager" gets them; some have layers that add them themselves
+MADE_FOR_EAGER: dict[str, Sort] = {
+    "Splinter": Encoder(model("SplinterModel", **TEXT)),
+    "CLAP": Encoder(model("ClapTextModel", **TEXT)),
+    "NLLB-MoE": Both(
+        model("NllbMoeForConditionalGeneration", **BART, max_position_embeddings=64, num_experts=4, pad_token_id=0),
+        calls=6,
+    ),
+    "Pegasus-X": Both(
+        model("PegasusXForConditionalGeneration", **BART, max_position_embeddings=64, pad_token_id=0), calls=4
+    ),
+    "BigBird-Pegasus": Both(
+        model("BigBirdPegasusForConditionalGeneration", **BART, max_position_embeddings=64, pad_token_id=0), calls=4
+    ),
+}

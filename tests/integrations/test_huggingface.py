@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from tests.integrations.hugging_faces import (
     GROUPED,
     LATENT,
     LENGTH,
+    MADE_FOR_EAGER,
     NEW,
     SEQUENCES,
     TEXT,
@@ -93,6 +95,40 @@ def test_without_padding_it_says_the_same_too(name: str, calls: list[Any]) -> No
     eager, ours = on_both(made, lambda made: made(text)[0])
     assert len(calls) == 2
     torch.testing.assert_close(ours, eager, **SINGLE)
+
+
+@pytest.mark.parametrize("name", MADE_FOR_EAGER)
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "whole"])
+@torch.no_grad()
+def test_a_model_made_for_eager_gets_the_masks_that_it_expects(name: str, padded: bool, calls: list[Any]) -> None:
+    sort = MADE_FOR_EAGER[name]
+    given = sort.given() if padded else {k: v for k, v in sort.given().items() if k != "attention_mask"}
+    eager, ours = on_both(sort.make(), lambda made: sort.answers(made(**given)))
+    assert len(calls) == sort.calls
+    for one, other in zip(eager, ours, strict=True):
+        torch.testing.assert_close(other, one, **SINGLE)
+
+
+@pytest.mark.parametrize("name", ["NLLB-MoE", "Pegasus-X", "BigBird-Pegasus"])
+@torch.no_grad()
+def test_a_model_made_for_eager_writes_the_same_tokens(name: str) -> None:
+    sort = MADE_FOR_EAGER[name]
+    given = {k: v for k, v in sort.given().items() if not k.startswith(("decoder", "use_cache"))}
+    eager, ours = on_both(sort.make(), lambda made: generated(made, given))
+    assert torch.equal(ours.sequences, eager.sequences)
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(eager.logits), **SINGLE)
+
+
+def test_a_model_made_for_eager_stays_one_when_it_is_copied_or_a_part_of_another() -> None:
+    model = MADE_FOR_EAGER["Splinter"].make()
+    model.set_attn_implementation("regard")
+    assert model.config._attn_implementation == "regard"
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert isinstance(twin.config._attn_implementation, huggingface.NameOfEager)
+        torch.testing.assert_close(twin(words())[0], model(words())[0])
+    assert "regard" not in model.config.to_json_string()
+    llama = DECODERS["Llama"].make()
+    assert type(llama.get_correct_attn_implementation(huggingface.NameOfEager("regard"))) is str
 
 
 def generated(made: Any, given: dict[str, Any], **options: Any) -> Any:
@@ -538,10 +574,21 @@ def gptj(attn_implementation: str) -> Any:
     )
 
 
+def git(attn_implementation: str) -> Any:
+    vision = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, image_size=32)
+    options = dict(**TEXT, vision_config=vision, attn_implementation=attn_implementation)
+    return made(transformers.GitForCausalLM, transformers.GitConfig, **options)
+
+
 @pytest.mark.parametrize(
     "make, name, sort",
-    [(bloom, "BloomForCausalLM", Decoder), (gptj, "GPTJForCausalLM", Decoder), (deberta, "DebertaV2Model", Encoder)],
-    ids=["Bloom", "GPT-J", "DeBERTa-v2"],
+    [
+        (bloom, "BloomForCausalLM", Decoder),
+        (gptj, "GPTJForCausalLM", Decoder),
+        (git, "Git(ForCausalLM|VisionModel)", Decoder),
+        (deberta, "DebertaV2Model", Encoder),
+    ],
+    ids=["Bloom", "GPT-J", "GIT", "DeBERTa-v2"],
 )
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # DeBERTa's own file
 @torch.no_grad()
@@ -551,7 +598,7 @@ def test_a_model_that_asks_no_backend_warns_once_and_is_right(
     monkeypatch.setattr(huggingface, "_warned", set())
     with pytest.warns(UserWarning, match=f"^{name} computes its attention itself .* runs with .*'eager'") as caught:
         found = make("regard")
-    assert [each.filename for each in caught if each.category is UserWarning] == [hugging_faces.__file__]
+    assert {each.filename for each in caught if each.category is UserWarning} == {hugging_faces.__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make("regard")

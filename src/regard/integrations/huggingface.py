@@ -2,6 +2,10 @@
 
 transformers asks a backend for two things: a mask, made once a forward pass, and the attention itself, once a layer.
 Its masks are functions of positions, as FlexAttention's are, so they are read as formulas and never written out.
+
+Models have one of two ways to say "causal". Those that run on "sdpa" may hand over no mask, and the layer says it. The
+others hand over numbers to add, as for "eager", and no mask hides nothing. The name that a model of the second kind
+keeps for its backend is a `NameOfEager`: "regard", but marked.
 """
 
 import inspect
@@ -26,6 +30,14 @@ from regard.spec.mask import Mask
 from regard.spec.term import Term
 
 NAME = "regard"
+
+
+class NameOfEager(str):
+    """The name of this backend in the configuration of a model that expects masks as "eager" gets them."""
+
+
+def _is_as_eager(config: Any) -> bool:
+    return isinstance(getattr(config, "_attn_implementation", None), NameOfEager)
 
 
 def register() -> None:
@@ -74,7 +86,7 @@ class _Kept:
 
 
 class FormulaMask(Tensor):
-    """A boolean mask (batch, 1, n_q, n_k) of which only the formula is kept.
+    """A mask (batch, 1, n_q, n_k), boolean or of floats to add, of which only the formula is kept.
 
     A torch operation that needs its numbers makes the tensor it stands for. From then on that tensor is the mask, since
     whoever has numbers may change them.
@@ -85,8 +97,10 @@ class FormulaMask(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's way to say none
 
     @staticmethod
-    def __new__(cls, kept: _Kept, shape: tuple[int, ...], device: Any) -> "FormulaMask":
-        made: FormulaMask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+    def __new__(
+        cls, kept: _Kept, shape: tuple[int, ...], device: Any, dtype: torch.dtype = torch.bool
+    ) -> "FormulaMask":
+        made: FormulaMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made.kept = kept
         return made
 
@@ -101,7 +115,7 @@ class FormulaMask(Tensor):
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):  # a slice of all is an alias
-            return cls(args[0].kept, tuple(args[0].shape), args[0].device)
+            return cls(args[0].kept, tuple(args[0].shape), args[0].device, args[0].dtype)
         args, kwargs = tree_map_only(FormulaMask, lambda given: given.kept.numbers(), (args, kwargs or {}))
         return function(*args, **kwargs)
 
@@ -116,27 +130,34 @@ def make_mask(
     attention_mask: Tensor | None = None,
     **others: Any,
 ) -> Tensor | None:
-    """What transformers' `sdpa_mask` makes of these arguments, as a formula: None, or a mask that takes O(n) bytes.
+    """What transformers' `sdpa_mask` or `eager_mask` makes of these arguments, as a formula: None, or a mask that takes
+    O(n) bytes.
 
-    None means what it means there: all is seen, or causal if the layer says so. A function that cannot be read as a
-    formula gives the boolean tensor itself, and so do a single query, whose row is no larger than the padding, and a
-    graph that is being compiled.
+    None means what it means there: all is seen, or for models that run on "sdpa", causal if the layer says so. A
+    function that cannot be read as a formula gives the tensor itself, and so do a single query, whose row is no larger
+    than the padding, and a graph that is being compiled.
     """
     masking = _parts["masking_utils"]
+    as_eager = _is_as_eager(others.get("config"))
+    if as_eager:
+        others["allow_is_causal_skip"] = False
     function = masking.causal_mask_function if mask_function is None else mask_function
     asked = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset)
-    sdpa_mask = partial(masking.sdpa_mask, **asked, mask_function=function, attention_mask=attention_mask)
+    write = masking.eager_mask if as_eager else masking.sdpa_mask
+    written = partial(write, **asked, mask_function=function, attention_mask=attention_mask)
     if torch.compiler.is_compiling():
-        return sdpa_mask(**others)  # type: ignore[no-any-return]  # mypy does not read transformers
+        return written(**others)  # type: ignore[no-any-return]  # mypy does not read transformers
     if q_length == 1:
-        row: Tensor | None = sdpa_mask(**others)
-        return None if row is not None and any(_skips(others)) and bool(row.all()) else row
+        row: Tensor | None = written(**others)
+        if row is None or not (as_eager or any(_skips(others))):
+            return row
+        return None if bool((row == 0).all() if as_eager else row.all()) else row
     padding = masking.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None and bool(padding[:, kv_offset : kv_offset + kv_length].all()):
         padding = None
     if padding is None and _needs_no_mask(q_length, kv_length, others):
         return None
-    dense = partial(sdpa_mask, **(others | dict.fromkeys(_SKIPS, False)))
+    dense = partial(written, **(others | dict.fromkeys(_SKIPS, False)))
     is_aligned = q_offset - kv_offset == kv_length - q_length
     if padding is None and is_aligned and function is masking.causal_mask_function:
         seen = mask.causal()
@@ -145,7 +166,8 @@ def make_mask(
             seen = _read(function, padding, int(q_offset), kv_offset)
         except TraceError:
             return dense()  # type: ignore[no-any-return]  # mypy does not read transformers
-    return FormulaMask(_Kept(seen, dense), (batch_size, 1, q_length, kv_length), others.get("device", "cpu"))
+    dtype = others.get("dtype", torch.float32) if as_eager else torch.bool
+    return FormulaMask(_Kept(seen, dense), (batch_size, 1, q_length, kv_length), others.get("device", "cpu"), dtype)
 
 
 _SKIPS = {"allow_is_causal_skip": True, "allow_is_bidirectional_skip": False}  # and what they are if nobody says
@@ -203,9 +225,9 @@ def answer(
     """One layer's attention as transformers asks for it: the output (batch, n_q, heads, width), and the weights.
 
     query is (batch, heads, n_q, width), key and value have as many heads or fewer. A mask is boolean, or numbers to
-    add; None is causal if the layer or the call says so. The score is capped (`softcap`), then `position_bias` is
-    added; `s_aux` has a sink's logit for each head. The weights (batch, heads, n_q, n_k) are None unless the model was
-    asked for `output_attentions`, and are those before dropout.
+    add; None is causal if the layer or the call says so, and hides nothing in a model made for "eager". The score is
+    capped (`softcap`), then `position_bias` is added; `s_aux` has a sink's logit for each head. The weights (batch,
+    heads, n_q, n_k) are None unless the model was asked for `output_attentions`, and are those before dropout.
     """
     asked = question(
         module, query, key, value, attention_mask, scaling, is_causal, position_bias, softcap, s_aux, **others
@@ -237,7 +259,7 @@ def question(
     n_q, n_k = query.shape[-2], key.shape[-2]
     seen: Any = _fitting(attention_mask, (query.shape[0], 1, n_q, n_k))
     start, added = None, [position_bias]
-    if attention_mask is None:
+    if attention_mask is None and not _is_as_eager(getattr(module, "config", None)):
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if causal and n_q > 1:
             seen = mask.causal()
@@ -257,11 +279,12 @@ def question(
 
 def _refuse(module: Any, others: dict[str, Any]) -> None:
     """Say no where keys are chosen by their number: a backend that does not look would attend to all of them."""
+    other = "eager" if _is_as_eager(getattr(module, "config", None)) else "sdpa"
     for name in ("indices", "block_indices", "cache"):
         if others.get(name) is not None:
             raise SpecError(
                 f"a layer must hand over its keys and a mask; {type(module).__name__} also gave {name}, which regard "
-                "does not read. Load this model with attn_implementation='sdpa'."
+                f"does not read. Load this model with attn_implementation={other!r}."
             )
 
 
@@ -313,6 +336,8 @@ def _watch(model: Any) -> None:
         if requested_attention == NAME and not _asks_a_backend(kind, model):
             _warn(kind)
             requested_attention = "eager"
+        if requested_attention == NAME:
+            requested_attention = NAME if kind._supports_sdpa else NameOfEager(NAME)
         return original(self, requested_attention, is_init_check)
 
     checked.watched_by_regard = True  # type: ignore[attr-defined]  # a mark on a function
@@ -342,11 +367,14 @@ def _frames_up() -> int:
 def _asks_a_backend(kind: type, model: type) -> bool:
     """Whether a model's files look its attention up among transformers' backends, or have no attention of their own.
 
-    A file that cannot be read gets the benefit of the doubt.
+    A table of classes by the name of the backend has none for this one. A file that cannot be read gets the benefit of
+    the doubt.
     """
     modules = {c.__module__: sys.modules.get(c.__module__) for c in kind.__mro__ if issubclass(c, model)}
     modules.pop(model.__module__, None)
     texts = [_source(module) for module in modules.values()]
+    if any(re.search(r"_CLASSES\[[\w.]*config\._attn_implementation\]", text) for text in texts):
+        return False
     if any("ALL_ATTENTION_FUNCTIONS" in text for text in texts):
         return True
     return not any(re.search(r"^class \w*Attention\w*\(", text, re.MULTILINE) for text in texts)
