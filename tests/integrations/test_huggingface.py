@@ -286,6 +286,17 @@ def test_attentions_are_those_of_eager_and_the_output_stays(name: str, calls: li
         torch.testing.assert_close(other, one, **SINGLE)
 
 
+def test_rows_of_attentions_sum_to_one_also_where_a_mask_of_floats_hides_all() -> None:
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    hidden = torch.zeros(1, 1, 4, 4)
+    hidden[..., 1, :] = torch.finfo(torch.float32).min
+    output, weights = huggingface.answer(nn.Linear(1, 1), q, k, v, hidden, output_attentions=True)
+    expected = (q @ k.mT / 8**0.5 + hidden).softmax(-1)
+    assert weights is not None
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.transpose(1, 2), expected @ v, rtol=1e-5, atol=1e-5)
+
+
 @torch.no_grad()
 def test_attentions_come_from_a_model_that_collects_them_itself() -> None:
     options = dict(

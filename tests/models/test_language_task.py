@@ -152,6 +152,10 @@ def test_a_text_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     with pytest.raises(LoadError, match=r"texts must be UTF-8; got .*a\.txt, which is not at byte 3"):
         _ = LanguageTask(tmp_path).texts
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.txt").mkdir()
+    with pytest.raises(LoadError, match=r"texts must be files that can be read; got .*a\.txt: Is a directory"):
+        _ = LanguageTask(tmp_path).texts
 
 
 def test_missing_data_says_what_to_do(tmp_path: Path) -> None:

@@ -85,6 +85,25 @@ def test_a_language_model_gives_the_same_logits_and_text(theirs: Any, tmp_path: 
     assert generate(ours, TOKENS[:, :8], most=12).tolist() == expected[:, 8:].tolist()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"sliding_window": 4},
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 500.0},
+        {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 500.0},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 90.0}, "rope_scaling": STRETCHED},
+    ],
+    ids=["a window that Llama has not", "base beside", "old words", "two ways to stretch"],
+)
+def test_unusual_words_mean_what_they_mean_to_transformers(words: dict[str, Any], tmp_path: Path) -> None:
+    _llama().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | words))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path)(TOKENS), model(TOKENS).logits, **CLOSE)
+
+
 @pytest.mark.parametrize("theirs", [_gpt2, lambda: _llama(tie_word_embeddings=True)], ids=["gpt2", "llama"])
 def test_a_second_table_in_the_file_is_used_if_it_differs(theirs: Any, tmp_path: Path) -> None:
     model = theirs()
@@ -314,6 +333,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) 
         ("llama", "attention_bias", True, "must be False; got True"),
         ("bert", "is_decoder", True, "must be False; got True"),
         ("vit", "qkv_bias", False, "must be True; got False"),
+        ("vit", "patch_size", [4, 2], r"must be one number, of a square; got \[4, 2\]"),
         ("vit", "hidden_act", "relu", "must be 'gelu'; got 'relu'"),
     ],
 )
@@ -336,7 +356,23 @@ def test_a_folder_that_is_damaged_is_refused_in_a_sentence(folder: Path) -> None
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "n_embd"}))
     with pytest.raises(LoadError, match=r"config.json of .* must say 'n_embd'; it does not"):
         load(folder)
+    for words in ({"n_head": "4"}, {"n_layer": None}, {"vocab_size": -5}):
+        (folder / "config.json").write_text(json.dumps(config | words))
+        with pytest.raises(LoadError, match=r"config.json of .* must describe a model; it does not \("):
+            load(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"bits": 4}}))
+    with pytest.raises(LoadError, match=r"weights must be floats; got .* says that they are quantised"):
+        load(folder)
     (folder / "config.json").write_text(json.dumps(config))
+    whole = (folder / "model.safetensors").read_bytes()
+    _changed(folder, lambda t: t.update({"transformer.ln_f.bias": t["transformer.ln_f.bias"].to(torch.int8)}))
+    with pytest.raises(LoadError, match=r"'decoder.norm.bias' must hold floats; got torch.int8"):
+        load(folder)
+    (folder / "model.safetensors").write_bytes(whole)
+    _changed(folder, lambda t: t.update({"ln_f.bias": torch.zeros(32)}))
+    with pytest.raises(LoadError, match=r"must hold each tensor once; got 'ln_f.bias' with and without its prefix"):
+        load(folder)
+    (folder / "model.safetensors").unlink()
     index = folder / "model.safetensors.index.json"
     for content, message in (("{}", "must say in which files tensors are"), ("{", "a model is a folder with")):
         index.write_text(content)
@@ -357,6 +393,7 @@ F32 = {"dtype": "F32", "shape": [1]}
     "header, message",
     [
         ([1, 2], "whose header names no tensors"),
+        ({"a": json.loads("[" * 900 + "]" * 900)}, "must say where each tensor is"),
         ({"a": F32}, "must say where each tensor is; of 'a' it says"),
         ({"a": [0, 4]}, "must say where each tensor is; of 'a' it says"),
         ({"a": {**F32, "data_offsets": [0, 2]}}, "which cannot be read"),

@@ -104,6 +104,9 @@ def test_each_parameter_goes_on_with_its_own_number_of_steps(tmp_path: Path) -> 
         rest.advance()
     assert all(torch.equal(value, rest.model.state_dict()[name]) for name, value in _state(whole).items())
     tensors, words = read(path)
+    write(path, tensors | {"exp_avg_sq.1.bias": torch.zeros(1)}, words)
+    with pytest.raises(LoadError, match=r"'exp_avg_sq\.1\.bias' must have shape \(3,\); got \(1,\)"):
+        Training.resume(Halves(), path)
     del tensors["exp_avg.0.weight"]
     write(path, tensors, words)
     with pytest.raises(LoadError, match=r"must hold 'exp_avg\.0\.weight' as well, to go on"):

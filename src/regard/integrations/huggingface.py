@@ -235,7 +235,11 @@ def answer(
     if not _wants_weights(others):
         return attention(**asked, dropout=dropout).transpose(1, 2).contiguous(), None
     attended = attend(**asked, dropout=dropout)
-    return attended.output.transpose(1, 2).contiguous(), attended.weights[...].to(query.dtype)
+    weights = attended.weights[...]
+    if s_aux is None:  # a mask that adds the least float leaves a row's scores too far from 0 for its lse to tell
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / torch.where(total == 0, 1.0, total)
+    return attended.output.transpose(1, 2).contiguous(), weights.to(query.dtype)
 
 
 def question(

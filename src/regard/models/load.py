@@ -67,14 +67,23 @@ def load(folder: str | Path) -> nn.Module:
     folder = Path(folder)
     config = _json(folder / "config.json", folder)
     kind = config.get("model_type")
-    if kind not in FAMILIES:
+    if "quantization_config" in config:
+        raise LoadError(f"weights must be floats; got {folder}, whose config.json says that they are quantised.")
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise LoadError(f"the model must be one of {', '.join(FAMILIES)}; got {kind!r} in {folder}.")
     family = FAMILIES[kind]
-    tensors = {re.sub(f"^{family.prefix}", "", name): t for name, t in _tensors(folder).items()}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in _tensors(folder).items():
+        short = re.sub(f"^{family.prefix}", "", name)
+        if short in tensors:
+            raise LoadError(f"{folder} must hold each tensor once; got {short!r} with and without its prefix.")
+        tensors[short] = tensor
     try:
         model = family.make(config, tensors)
     except KeyError as error:
         raise LoadError(f"config.json of {folder} must say {error.args[0]!r}; it does not.") from None
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LoadError(f"config.json of {folder} must describe a model; it does not ({error}).") from None
     fit(model, _translated(model, family, config, tensors, folder), folder)
     return model.eval()
 
@@ -111,7 +120,7 @@ def _translated(
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
     index = folder / "model.safetensors.index.json"
-    if index.exists():
+    if index.exists() and not (folder / "model.safetensors").exists():
         places = _json(index, folder).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
             raise LoadError(f"{index} must say in which files tensors are, as weight_map; it does not.")
@@ -218,7 +227,7 @@ def _llama(config: Config, tensors: Tensors) -> nn.Module:
         norm="rms",
         eps=config["rms_norm_eps"],
         bias=False,
-        window=config.get("sliding_window", 4096 if config["model_type"] == "mistral" else None),
+        window=config.get("sliding_window", 4096) if config["model_type"] == "mistral" else None,
     )
     base, scaling = _rope(config)
     return LanguageModel(
@@ -232,10 +241,8 @@ def _llama(config: Config, tensors: Tensors) -> nn.Module:
 
 def _rope(config: Config) -> tuple[float, Scaling | None]:
     """The base of rotary positions and what they are stretched by, in the words of old files and new ones."""
-    words = config.get("rope_parameters") or {
-        **(config.get("rope_scaling") or {}),
-        "rope_theta": config.get("rope_theta"),
-    }
+    words = {"rope_theta": config.get("rope_theta"), **(config.get("rope_parameters") or {})}
+    words |= config.get("rope_scaling") or {}
     kind = words.get("rope_type", words.get("type", "default"))
     base = float(words.get("rope_theta") or 10000.0)
     longest = words.get("original_max_position_embeddings") or config.get("max_position_embeddings", 0)
@@ -317,10 +324,12 @@ def _bert_parts(config: Config) -> dict[str, Part]:
 
 def _vit(config: Config, tensors: Tensors) -> nn.Module:
     _must(config, "qkv_bias", True)
-    size = config["image_size"]
+    size, patch = config["image_size"], config["patch_size"]
+    if not isinstance(patch, int):
+        raise LoadError(f"patch_size in config.json must be one number, of a square; got {patch}.")
     sizes: dict[str, Any] = {
         "image": (size, size) if isinstance(size, int) else tuple(size),
-        "patch": config["patch_size"],
+        "patch": patch,
         "channels": config["num_channels"],
         "layers": config["num_hidden_layers"],
         "design": _encoder_design(config, norm_first=True),

@@ -80,7 +80,7 @@ def checked_header(path: Path) -> dict[str, Any]:
             raise LoadError(f"weights must be a safetensors file; got {path}, which does not begin like one.")
         try:
             header: dict[str, Any] = json.loads(file.read(length))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise LoadError(f"weights must be a safetensors file; got {path}, whose header is not JSON.") from None
     if not isinstance(header, dict):
         raise LoadError(f"weights must be a safetensors file; got {path}, whose header names no tensors.")
@@ -112,6 +112,8 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> 
             raise LoadError(
                 f"{name!r} must have shape {tuple(place.shape)}; got {tuple(tensors[name].shape)} in {source}."
             )
+        if not tensors[name].is_floating_point() and place.is_floating_point():
+            raise LoadError(f"{name!r} must hold floats; got {tensors[name].dtype} in {source}.")
     if more := sorted(set(tensors) - set(wanted)):
         raise LoadError(f"{source} holds {more[0]!r}, and this model has nothing of that name ({len(more)} such).")
     with torch.no_grad():

@@ -256,6 +256,10 @@ class Training:
         """Gives the optimiser what it knew of each parameter that has had a gradient."""
         for name, parameter in self.model.named_parameters():
             missing = [kind for kind in REMEMBERED if name not in kept[kind]]
+            for kind in REMEMBERED[1:]:
+                if name in kept[kind] and kept[kind][name].shape != parameter.shape:
+                    got = tuple(kept[kind][name].shape)
+                    raise LoadError(f"'{kind}.{name}' must have shape {tuple(parameter.shape)}; got {got} in {path}.")
             if not missing:
                 self._optimizer.state[parameter] = {kind: kept[kind][name] for kind in REMEMBERED}
             elif len(missing) < len(REMEMBERED):

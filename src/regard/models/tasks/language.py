@@ -260,6 +260,8 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf8")
     except UnicodeDecodeError as error:
         raise LoadError(f"texts must be UTF-8; got {path}, which is not at byte {error.start}.") from None
+    except OSError as error:
+        raise LoadError(f"texts must be files that can be read; got {path}: {error.strerror}.") from None
 
 
 def passages(text: str, size: int = PASSAGE) -> list[str]:
