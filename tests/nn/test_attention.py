@@ -169,12 +169,11 @@ def test_values_alone_are_mixed_in_the_place_of_those_of_x() -> None:
 
 
 def test_functions_of_the_layer_and_of_the_call_are_both_obeyed() -> None:
-    layer = MultiHeadAttention(32, 4, mask=lambda b, h, i, j: j <= i)
-    x = torch.randn(1, 6, 32)
-    both = layer(x, mask=lambda b, h, i, j: i - j < 3)
-    plain = MultiHeadAttention(32, 4)
-    plain.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(both, plain(x, mask=mask.causal() & mask.window(3)))
+    x, near = torch.randn(1, 6, 32), lambda b, h, i, j: i - j < 3
+    for earlier in (lambda b, h, i, j: j <= i, torch.ones(6, 6).tril().bool()):
+        layer, plain = MultiHeadAttention(32, 4, mask=earlier), MultiHeadAttention(32, 4)
+        plain.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(layer(x, mask=near), plain(x, mask=mask.causal() & mask.window(3)))
 
 
 def test_a_cache_of_what_is_looked_at_is_filled_once() -> None:

@@ -13,7 +13,7 @@ from regard.errors import SpecError
 from regard.nn.cache import LayerCache
 from regard.nn.position import Position
 from regard.result import Attended
-from regard.spec.mask import causal, where
+from regard.spec.mask import as_mask, causal
 from regard.spec.score import scaled_dot
 
 
@@ -180,7 +180,8 @@ def joined(*masks: Any) -> Any:
     result = None
     for mask in masks:
         if mask is not None:
-            result = mask if result is None else (where(result) if isfunction(result) else result) & mask
+            first = as_mask(result) if isinstance(result, Tensor) or isfunction(result) else result
+            result = mask if result is None else first & mask
     return result
 
 
