@@ -47,7 +47,7 @@ class Tiny:
     def words(self) -> dict[str, object]:
         return {}
 
-    def outcome(self, running: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+    def outcome(self, running: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
         rows = [torch.randint(VOCABULARY, (3,), generator=draw)]
         for _ in range(25):
             rows.append((3 * rows[-1] + 1) % VOCABULARY)
@@ -55,7 +55,7 @@ class Tiny:
         targets = tokens[:, 1:].clone()
         targets[:, :6] = -100
         asked = running.own(targets) if isinstance(running, Spread) else targets
-        return answers(running(tokens[:, :-1]), asked, smoothing)
+        return answers(running(tokens[:, :-1]), asked, recipe.smoothing)
 
     def test(self, running: nn.Module) -> dict[str, float]:
         return {}

@@ -219,7 +219,7 @@ def test_what_is_tested_was_never_trained_on() -> None:
     assert isinstance(model, Pair)
     seen: list[Tensor] = []
     model.bottleneck.register_forward_hook(lambda module, given, out: seen.append(given[0]))
-    task.outcome(model, 0, torch.Generator().manual_seed(0), 0.0)
+    task.outcome(model, 0, torch.Generator().manual_seed(0), task.recipe)
     assert seen[0].shape == (BATCH, LONGEST + 1) and not is_held_out(seen[0][:, 1:]).any()
 
 
@@ -229,7 +229,7 @@ def test_both_translators_learn_from_the_same_batch_and_are_about_as_large() -> 
     assert isinstance(model, Pair)
     sizes = [sum(p.numel() for p in each.parameters()) for each in (model.attention, model.bottleneck)]
     assert sizes[0] < sizes[1] < 1.03 * sizes[0]
-    one, again, other = (task.outcome(model, 0, torch.Generator().manual_seed(s), 0.0) for s in (3, 3, 4))
+    one, again, other = (task.outcome(model, 0, torch.Generator().manual_seed(s), task.recipe) for s in (3, 3, 4))
     assert one.loss.item() == again.loss.item() != other.loss.item()
     one.loss.backward()
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())

@@ -83,7 +83,7 @@ class Halves:
     def words(self) -> dict[str, object]:
         return {}
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
         x = torch.randn(4, 3, generator=draw)
         one, two = model.children()
         return Outcome((one(x) + (two(x) if step % 2 == 0 else 0)).square().mean(), 0, 1)
@@ -154,7 +154,7 @@ def test_gradients_are_clipped() -> None:
         def words(self) -> dict[str, object]:
             return {}
 
-        def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+        def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
             return Outcome(1e6 * model(torch.ones(1, 2)).sum(), 0, 1)
 
         def test(self, model: nn.Module) -> dict[str, float]:

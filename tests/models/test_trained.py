@@ -96,6 +96,13 @@ def test_the_explorer_shows_a_translator_that_was_trained_here_with_a_text_it_kn
     assert opened(model=str(tmp_path)).shown[0].texts[0].tokens[:2] == ["on", "friday"]
 
 
+def test_a_language_model_without_its_vocabulary_is_refused(tmp_path: Path) -> None:
+    _written("language", tmp_path)
+    (tmp_path / "model.json").unlink()
+    with pytest.raises(LoadError, match=r"must hold model\.json, the vocabulary that the model was trained with"):
+        of_name(str(tmp_path))
+
+
 def test_models_that_read_no_text_are_not_shown(tmp_path: Path) -> None:
     _written("karate", tmp_path)
     with pytest.raises(LoadError, match=r"a model must read a text, as those of language and dates do; got .* karate"):

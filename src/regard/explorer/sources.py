@@ -81,7 +81,11 @@ def of_name(name: str) -> Model:
 def _of_run(folder: str) -> Model:
     """A model that `regard train` made: one of the kinds that read a text."""
     found = trained(folder)
-    if isinstance(found.model, LanguageModel) and found.tokens is not None:
+    if isinstance(found.model, LanguageModel):
+        if found.tokens is None:
+            raise LoadError(
+                f"{folder} must hold model.json, the vocabulary that the model was trained with; it does not."
+            )
         return Language(folder, found.model, found.tokens)
     if isinstance(found.model, Translator):
         return Dates(folder, found.model)

@@ -105,7 +105,7 @@ class Task(Protocol):
     def words(self) -> dict[str, Any]:
         """What its file of weights says about it; `model` of the task can be made from that."""
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
         """The loss on the batch of a step. All that is random about the batch comes from `draw`."""
 
     def test(self, model: nn.Module) -> dict[str, float]:
@@ -180,7 +180,7 @@ class Training:
             torch.manual_seed(number)
             draw = torch.Generator().manual_seed(number + 500_000_000_000)
             runs: Any = self._spread or self.model
-            outcome = self.task.outcome(runs, self.step, draw, self.recipe.smoothing)
+            outcome = self.task.outcome(runs, self.step, draw, self.recipe)
             if self._spread is not None:
                 outcome = _of_all(outcome, self._spread)
             self._optimizer.zero_grad()

@@ -103,13 +103,16 @@ class BottleneckTask:
     def model(self) -> nn.Module:
         return made(self.words())
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
         assert isinstance(model, Pair)
         words = words_of(BATCH, 1, LONGEST, draw, held_out=False)
         batch = asked(words, torch.randint(COPY, REVERSE + 1, (len(words),), generator=draw))
         both = [
             answers(
-                each(batch.source, batch.target[:, :-1], lengths=batch.lengths), batch.target[:, 1:], smoothing, PAD
+                each(batch.source, batch.target[:, :-1], lengths=batch.lengths),
+                batch.target[:, 1:],
+                recipe.smoothing,
+                PAD,
             )
             for each in (model.attention, model.bottleneck)
         ]

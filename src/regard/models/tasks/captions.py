@@ -217,10 +217,10 @@ class CaptionsTask:
         """Digits that are trained on, and those held out."""
         return _mnist(self.data / "mnist").parted(HELD_OUT, PART)
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
         canvases = drawn(self.parts[0], BATCH, draw, turn=TURN, grow=GROW)
         tokens = canvases.tokens
-        return answers(model(tokens[:, :-1], canvases.images), tokens[:, 1:], smoothing, ignore=WORDS.index(PAD))
+        return answers(model(tokens[:, :-1], canvases.images), tokens[:, 1:], recipe.smoothing, ignore=WORDS.index(PAD))
 
     def test(self, model: nn.Module) -> dict[str, float]:
         """The share of captions that are right to the last word, of words that are right when those before them are,

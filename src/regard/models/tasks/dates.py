@@ -160,10 +160,10 @@ class DatesTask:
         every = [FIRST + timedelta(days=n) for n in range((LAST - FIRST).days + 1)]
         return [d for d in every if not is_held_out(d)], [d for d in every if is_held_out(d)]
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
         source, lengths, target = self.batch(self.days[0], BATCH, draw)
         logits = model(source, target[:, :-1], lengths=lengths)
-        return answers(logits, target[:, 1:], smoothing)
+        return answers(logits, target[:, 1:], recipe.smoothing)
 
     def batch(self, days: list[date], count: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Sources, their lengths, and targets from BEGIN to END."""

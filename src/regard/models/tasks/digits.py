@@ -114,9 +114,9 @@ class DigitsTask:
         images = torch.tensor(found.images, dtype=torch.float32) / BRIGHTEST
         return Labelled(images, torch.tensor(found.target)).parted(HELD_OUT, PART)
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
         images, digits = self.batch(BATCH, draw)
-        return answers(model(images), digits, smoothing)
+        return answers(model(images), digits, recipe.smoothing)
 
     def batch(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """Images (count, 1, 8, 8), each a little moved, and what they show."""

@@ -123,10 +123,10 @@ class _GraphTask:
     def model(self) -> nn.Module:
         return made(self.words())
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
         people = self.people
         logits = model(people.features, people.edges)
-        return answers(logits[people.known], people.groups[people.known], smoothing)
+        return answers(logits[people.known], people.groups[people.known], recipe.smoothing)
 
     def test(self, model: nn.Module) -> dict[str, float]:
         """The share of the others whose group is found, and what two guesses without a network reach."""

@@ -125,10 +125,10 @@ class LanguageTask:
             found += [self.tokens.end, *self.tokens.encode(text)]
         return torch.tensor(found)
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
-        tokens, targets = self.batch(stage_of(step), draw)
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
+        tokens, targets = self.batch(stage_of(step, recipe.steps), draw)
         asked = model.own(targets) if isinstance(model, Spread) else targets
-        return answers(model(tokens), asked, smoothing, ignore=UNASKED)
+        return answers(model(tokens), asked, recipe.smoothing, ignore=UNASKED)
 
     def batch(self, stage: Stage, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """Tokens (rows, n), and those that come next."""
@@ -168,14 +168,17 @@ class LanguageTask:
         }
 
 
-def stage_of(step: int) -> Stage:
-    """What a step reads.
+def stage_of(step: int, steps: int = STAGES[-1].until) -> Stage:
+    """What a step reads. A training of fewer steps has shorter stages, a longer one goes on with the last.
 
     >>> [(s.rows, s.n) for s in map(stage_of, (0, 799, 800, 807))]
     [(16, 64), (32, 128), (8, 512), (1, 4096)]
+    >>> stage_of(60, steps=330) == stage_of(600)
+    True
     """
+    share = min(1.0, steps / STAGES[-1].until)
     for stage in STAGES[:-1]:
-        if step < stage.until:
+        if step < stage.until * share:
             return stage
     return LONG if step % LONG_EVERY == LONG_EVERY - 1 else STAGES[-1]
 

@@ -261,9 +261,9 @@ class SpeechTask:
     def _spoken(self, voices: tuple[str, ...]) -> list[tuple[Clip, Tensor]]:
         return [pair for voice in voices for pair in zip(clips(voice), spoken(voice, self.data), strict=True)]
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, smoothing: float) -> Outcome:
+    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
         frames, lengths, digits = self.batch(BATCH, draw)
-        return answers(model(frames, lengths=lengths), digits, smoothing)
+        return answers(model(frames, lengths=lengths), digits, recipe.smoothing)
 
     def batch(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Frames of `count` clips, each `varied`, how many of them are real, and the digits that are said."""
