@@ -124,11 +124,11 @@ def test_a_model_made_for_eager_stays_one_when_it_is_copied_or_a_part_of_another
     model.set_attn_implementation("regard")
     assert model.config._attn_implementation == "regard"
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert isinstance(twin.config._attn_implementation, huggingface.NameOfEager)
+        assert isinstance(twin.config._attn_implementation, huggingface.MadeForEager)
         torch.testing.assert_close(twin(words())[0], model(words())[0])
     assert "regard" not in model.config.to_json_string()
     llama = DECODERS["Llama"].make()
-    assert type(llama.get_correct_attn_implementation(huggingface.NameOfEager("regard"))) is str
+    assert type(llama.get_correct_attn_implementation(huggingface.MadeForEager("regard"))) is str
 
 
 def generated(made: Any, given: dict[str, Any], **options: Any) -> Any:

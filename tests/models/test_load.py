@@ -316,7 +316,12 @@ def test_pickled_files_are_refused(folder: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 64, struct.pack("<Q", 10) + b"not json!!" + b"\0" * 20])
+DEEP = struct.pack("<Q", 100_000) + b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"abc", b"\xff" * 64, struct.pack("<Q", 10) + b"not json!!" + b"\0" * 20, DEEP]
+)
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
@@ -393,7 +398,6 @@ F32 = {"dtype": "F32", "shape": [1]}
     "header, message",
     [
         ([1, 2], "whose header names no tensors"),
-        ({"a": json.loads("[" * 900 + "]" * 900)}, "must say where each tensor is"),
         ({"a": F32}, "must say where each tensor is; of 'a' it says"),
         ({"a": [0, 4]}, "must say where each tensor is; of 'a' it says"),
         ({"a": {**F32, "data_offsets": [0, 2]}}, "which cannot be read"),

@@ -4,8 +4,8 @@ transformers asks a backend for two things: a mask, made once a forward pass, an
 Its masks are functions of positions, as FlexAttention's are, so they are read as formulas and never written out.
 
 Models have one of two ways to say "causal". Those that run on "sdpa" may hand over no mask, and the layer says it. The
-others hand over numbers to add, as for "eager", and no mask hides nothing. The name that a model of the second kind
-keeps for its backend is a `NameOfEager`: "regard", but marked.
+others hand over numbers to add, as for "eager", and no mask hides nothing. The backend's name in the configuration of
+such a model, all that its layers can read, is "regard" as a `MadeForEager`.
 """
 
 import inspect
@@ -32,12 +32,12 @@ from regard.spec.term import Term
 NAME = "regard"
 
 
-class NameOfEager(str):
-    """The name of this backend in the configuration of a model that expects masks as "eager" gets them."""
+class MadeForEager(str):
+    """The backend's name, for a model that expects masks as "eager" gets them."""
 
 
-def _is_as_eager(config: Any) -> bool:
-    return isinstance(getattr(config, "_attn_implementation", None), NameOfEager)
+def _is_made_for_eager(config: Any) -> bool:
+    return isinstance(getattr(config, "_attn_implementation", None), MadeForEager)
 
 
 def register() -> None:
@@ -138,20 +138,20 @@ def make_mask(
     than the padding, and a graph that is being compiled.
     """
     masking = _parts["masking_utils"]
-    as_eager = _is_as_eager(others.get("config"))
-    if as_eager:
+    for_eager = _is_made_for_eager(others.get("config"))
+    if for_eager:
         others["allow_is_causal_skip"] = False
     function = masking.causal_mask_function if mask_function is None else mask_function
     asked = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset)
-    write = masking.eager_mask if as_eager else masking.sdpa_mask
+    write = masking.eager_mask if for_eager else masking.sdpa_mask
     written = partial(write, **asked, mask_function=function, attention_mask=attention_mask)
     if torch.compiler.is_compiling():
         return written(**others)  # type: ignore[no-any-return]  # mypy does not read transformers
     if q_length == 1:
         row: Tensor | None = written(**others)
-        if row is None or not (as_eager or any(_skips(others))):
+        if row is None or not (for_eager or any(_skips(others))):
             return row
-        return None if bool((row == 0).all() if as_eager else row.all()) else row
+        return None if bool((row == 0).all() if for_eager else row.all()) else row
     padding = masking.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None and bool(padding[:, kv_offset : kv_offset + kv_length].all()):
         padding = None
@@ -166,7 +166,7 @@ def make_mask(
             seen = _read(function, padding, int(q_offset), kv_offset)
         except TraceError:
             return dense()  # type: ignore[no-any-return]  # mypy does not read transformers
-    dtype = others.get("dtype", torch.float32) if as_eager else torch.bool
+    dtype = others.get("dtype", torch.float32) if for_eager else torch.bool
     return FormulaMask(_Kept(seen, dense), (batch_size, 1, q_length, kv_length), others.get("device", "cpu"), dtype)
 
 
@@ -263,7 +263,7 @@ def question(
     n_q, n_k = query.shape[-2], key.shape[-2]
     seen: Any = _fitting(attention_mask, (query.shape[0], 1, n_q, n_k))
     start, added = None, [position_bias]
-    if attention_mask is None and not _is_as_eager(getattr(module, "config", None)):
+    if attention_mask is None and not _is_made_for_eager(getattr(module, "config", None)):
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if causal and n_q > 1:
             seen = mask.causal()
@@ -283,7 +283,7 @@ def question(
 
 def _refuse(module: Any, others: dict[str, Any]) -> None:
     """Say no where keys are chosen by their number: a backend that does not look would attend to all of them."""
-    other = "eager" if _is_as_eager(getattr(module, "config", None)) else "sdpa"
+    other = "eager" if _is_made_for_eager(getattr(module, "config", None)) else "sdpa"
     for name in ("indices", "block_indices", "cache"):
         if others.get(name) is not None:
             raise SpecError(
@@ -341,7 +341,7 @@ def _watch(model: Any) -> None:
             _warn(kind)
             requested_attention = "eager"
         if requested_attention == NAME:
-            requested_attention = NAME if kind._supports_sdpa else NameOfEager(NAME)
+            requested_attention = NAME if kind._supports_sdpa else MadeForEager(NAME)
         return original(self, requested_attention, is_init_check)
 
     checked.watched_by_regard = True  # type: ignore[attr-defined]  # a mark on a function

@@ -92,8 +92,8 @@ class Outcome:
 class Task(Protocol):
     """What is learned, and from what.
 
-    It may also have `divides = True`, if processes can share its texts (see `Spread`), and a `digest`, a word that is
-    another one for other data, where people bring their own.
+    It may also have `divides = True`, if processes can share its texts (see `Spread`); `tokens`, its vocabulary; and a
+    `digest`, a word that is another one for other data, where people bring their own.
     """
 
     name: str
@@ -235,7 +235,7 @@ class Training:
         tensors, words = read(path)
         if words.get("task") != task.name:
             raise LoadError(f"{path} must be a checkpoint of {task.name!r}; got one of {words.get('task')!r}.")
-        if words.get("digest", _digest(task)) != _digest(task):
+        if words.get("digest") != _digest(task):
             raise LoadError(
                 f"{path} was begun on other data than this, and can only go on with the same. Give --data as before, "
                 "--fresh to begin anew, or another --out."
@@ -255,15 +255,15 @@ class Training:
     def _remember(self, kept: dict[str, dict[str, Tensor]], path: str | Path) -> None:
         """Gives the optimiser what it knew of each parameter that has had a gradient."""
         for name, parameter in self.model.named_parameters():
-            missing = [kind for kind in REMEMBERED if name not in kept[kind]]
-            for kind in REMEMBERED[1:]:
-                if name in kept[kind] and kept[kind][name].shape != parameter.shape:
-                    got = tuple(kept[kind][name].shape)
-                    raise LoadError(f"'{kind}.{name}' must have shape {tuple(parameter.shape)}; got {got} in {path}.")
-            if not missing:
-                self._optimizer.state[parameter] = {kind: kept[kind][name] for kind in REMEMBERED}
-            elif len(missing) < len(REMEMBERED):
-                raise LoadError(f"{path} must hold '{missing[0]}.{name}' as well, to go on; it does not.")
+            found = {kind: kept[kind][name] for kind in REMEMBERED if name in kept[kind]}
+            for kind in REMEMBERED if found else ():
+                shape = () if kind == "step" else tuple(parameter.shape)
+                if kind not in found:
+                    raise LoadError(f"{path} must hold '{kind}.{name}' as well, to go on; it does not.")
+                if (got := tuple(found[kind].shape)) != shape:
+                    raise LoadError(f"'{kind}.{name}' must have shape {shape}; got {got} in {path}.")
+            if found:
+                self._optimizer.state[parameter] = found
 
 
 def _digest(task: Task) -> str | None:

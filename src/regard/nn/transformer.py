@@ -65,10 +65,10 @@ class Stack(nn.Module):
         """
         if memory is None and any(block.multihead_attn is not None for block in self.blocks):
             raise SpecError("a stack made with cross=True looks at a memory; got none. Give memory=.")
-        if cache is not None and cache.window is not None and mask is None and not self._is_narrowed:
-            self._check_kept(cache.window)
         if cache is not None:
             cache.check_whole(len(self.designs))
+            if cache.window is not None and mask is None and not self._is_narrowed:
+                self._check_kept(cache.window)
         self._check_places(at)
         x, at = self._placed(x, at, cache)
         narrowed = joined(mask, None if cache is None else cache.seen(x.shape[1]))
