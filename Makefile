@@ -31,7 +31,7 @@ QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_reposi
            tests/test_cost.py tests/spec tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup look first-look check test test-long test-everywhere sanitize bench bench-quick mutants data wheel format clean
+.PHONY: help setup look first-look check test test-long test-exhaustive test-everywhere sanitize bench bench-quick mutants data wheel format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -74,6 +74,9 @@ test: setup  ## every test not marked long: under 12 minutes on two cores
 
 test-long: setup  ## the tests marked long (lengths, memory), one after another: under 45 minutes
 	@$(PY) -m pytest -m long --durations 10
+
+test-exhaustive: setup  ## the whole sweeps, of which test-long runs samples: random calls, wrong calls, architectures
+	@$(PYTEST) -m exhaustive --durations 10
 
 # A package without the compiled core, for a Python that looks there first. Threads that have nothing to do sleep: there
 # are more of them than cores.
