@@ -31,7 +31,7 @@ ORDER = (
     (APART, ("cli",)),
 )
 RANK = {part: rank for rank, (_, parts) in enumerate(ORDER) for part in parts}
-SHARED_BY_ENGINES = {"merge", "gradient", "dense", "dropout", "parts", "prepare", "threshold", "walk"}
+SHARED_BY_ENGINES = {"merge", "gradient", "dense", "dropout", "parts", "prepare", "sinkhorn_support", "threshold", "walk"}
 COMPILED = ("_core",)
 TALKATIVE = {"cli", "explorer"}
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "socket", "socketserver", "ssl", "starlette"}

@@ -104,7 +104,7 @@ def _apply(function: Any, *args: Any) -> Any:
         return function.apply(*args)
 
 
-def _batched(function: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
+def batched(function: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
     """torch.vmap's rule for all of them: one after the other."""
     results = []
     for n in range(info.batch_size):
@@ -139,7 +139,7 @@ class _F(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _batched(_F, info, in_dims, *args)
+        return batched(_F, info, in_dims, *args)
 
 
 class _Known(torch.autograd.Function):
@@ -153,12 +153,22 @@ class _Known(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.call, *tensors = inputs
         ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *c: Tensor) -> Any:
         output, statistic, *x = ctx.saved_tensors
         needs = ctx.needs_input_grad[3:]
         return None, None, None, *_spread(needs, _apply(_G, ctx.call, tuple(needs), output, statistic, *c, *x))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        x = ctx.saved_tensors[2:]
+        return _apply(_T, ctx.call, *x, *_filled(tangents[3:], x))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return batched(_Known, info, in_dims, *args)
 
 
 class _G(torch.autograd.Function):
@@ -195,7 +205,7 @@ class _G(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _batched(_G, info, in_dims, *args)
+        return batched(_G, info, in_dims, *args)
 
 
 class _T(torch.autograd.Function):
@@ -223,7 +233,7 @@ class _T(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _batched(_T, info, in_dims, *args)
+        return batched(_T, info, in_dims, *args)
 
 
 class _S(torch.autograd.Function):
@@ -254,7 +264,7 @@ class _S(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _batched(_S, info, in_dims, *args)
+        return batched(_S, info, in_dims, *args)
 
 
 for _function in (_F, _G, _T, _S):

@@ -219,7 +219,8 @@ def sinkhorn(iterations: int = 5) -> Weigh:
     """Rows and columns of exp(s) normalised in turn: the more iterations, the more equal what each key receives.
 
     Rows come last, so that each sums to 1; one iteration is softmax. In the limit every column sums to n_q / n_k: the
-    weights are doubly stochastic. A causal mask is refused, since it leaves only the identity.
+    weights are doubly stochastic. A mask that leaves only the identity is refused, such as a causal one over as many
+    queries as keys.
     """
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
         raise SpecError(f"sinkhorn must take at least 1 iteration, a whole number; got {iterations!r}.")

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from regard.engine.balance import refuse_triangles
 from regard.engine.dense import parameter_of
+from regard.engine.sinkhorn_support import refuse_identity
 from regard.spec.feature import Kernel
 from regard.spec.normaliser import Relu, Sigmoid, Softmax
 from regard.spec.threshold import Argmax, Entmax, Top
@@ -75,7 +75,7 @@ def _relu(sheet: Sheet, call: Call, score: Written) -> Written:
 
 def _sinkhorn(sheet: Sheet, call: Call, score: Written) -> Written:
     """Rows and columns in turn, rows first and last. Computed in logarithms, shown as weights."""
-    refuse_triangles(call.question.spec, call.inputs)
+    refuse_identity(call.question.spec, call.inputs)
     log, top = score.whole, f"{score.name}.amax(-1, keepdim=True).clamp(min=-1e300)"  # -inf less itself is no number
     turns, found, source = call.question.weigh.iterations, score, f"torch.exp({score.name} - {top})"
     for turn in range(2 * turns - 1):
