@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "regard"
 APART, TOGETHER = "none imports another", "may import each other"
 ORDER = (
     (APART, ("errors", "eager")),
+    (APART, ("checks",)),
     (APART, ("spec", "cost")),
     (APART, ("plan",)),
     (APART, ("engine",)),
@@ -31,7 +32,17 @@ ORDER = (
     (APART, ("cli",)),
 )
 RANK = {part: rank for rank, (_, parts) in enumerate(ORDER) for part in parts}
-SHARED_BY_ENGINES = {"merge", "gradient", "dense", "dropout", "parts", "prepare", "sinkhorn_support", "threshold", "walk"}
+SHARED_BY_ENGINES = {
+    "merge",
+    "gradient",
+    "dense",
+    "dropout",
+    "parts",
+    "prepare",
+    "sinkhorn_support",
+    "threshold",
+    "walk",
+}
 COMPILED = ("_core",)
 TALKATIVE = {"cli", "explorer"}
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "socket", "socketserver", "ssl", "starlette"}

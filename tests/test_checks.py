@@ -1,0 +1,69 @@
+"""Checks of arguments: the value as its type, or one sentence with the argument's name, the rule and the value."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard import checks
+from regard.errors import SpecError
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: checks.positive_int(0, "heads"), "heads must be a whole number of at least 1; got 0."),
+        (lambda: checks.positive_int(True, "heads"), "heads must be a whole number of at least 1; got True."),
+        (lambda: checks.positive_int(2.0, "heads"), "heads must be a whole number of at least 1; got 2.0."),
+        (lambda: checks.positive_int(None, "heads"), "heads must be a whole number of at least 1; got None."),
+        (lambda: checks.whole_number("x", "seed"), "seed must be a whole number; got 'x'."),
+        (
+            lambda: checks.whole_number(9, "row", at_least=0, at_most=3),
+            "row must be a whole number from 0 to 3; got 9.",
+        ),
+        (lambda: checks.finite_number(math.nan, "eps"), "eps must be a finite number; got nan."),
+        (lambda: checks.finite_number(10**400, "eps"), "eps must be a finite number; got 1000"),
+        (lambda: checks.finite_number(0, "factor", above=0), "factor must be a finite number above 0; got 0."),
+        (lambda: checks.finite_number(-2.0, "power", at_least=0), "power must be a number of at least 0; got -2.0."),
+        (lambda: checks.finite_number([], "eps"), "eps must be a number; got list of 0."),
+        (lambda: checks.probability(1.5, "top_p"), "top_p must be a number from 0 to 1; got 1.5."),
+        (lambda: checks.probability(math.nan, "top_p"), "top_p must be a number from 0 to 1; got nan."),
+        (lambda: checks.probability(1.0, "dropout", below_one=True), "at least 0 and less than 1; got 1.0."),
+        (lambda: checks.probability(None, "dropout"), "dropout must be a number from 0 to 1; got None."),
+        (lambda: checks.choice([], "engine", ("native", "tiled")), "engine must be one of 'native', 'tiled'; got list"),
+        (lambda: checks.instance("x", "mask", dict, "a mask"), "mask must be a mask; got 'x'."),
+        (lambda: checks.function(3, "value", "of the values"), "value must be a function of the values; got 3."),
+        (lambda: checks.tensor(None, "x", shape=("batch", 4)), r"x must be a tensor of shape \(batch, 4\); got None."),
+        (lambda: checks.tensor(torch.ones(2), "x", shape=("n", 4)), r"x must have shape \(n, 4\); got \(2,\)."),
+        (lambda: checks.tensor(torch.ones(2), "x", dims=(3, 4)), r"x must have 3 or 4 dimensions; got shape \(2,\)."),
+        (lambda: checks.tensor(torch.ones(2), "x", dtype="integers"), "x must hold whole numbers; got torch.float32."),
+        (
+            lambda: checks.tensor(torch.ones(2) > 0, "x", dtype="floats"),
+            "must hold floating point numbers; got torch.b",
+        ),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_rule_it_breaks(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        call()
+
+
+def test_right_values_come_back_as_their_types() -> None:
+    assert checks.whole_number(np.int64(3), "n") == 3 and type(checks.whole_number(np.int64(3), "n")) is int
+    assert type(checks.finite_number(2, "x")) is float
+    assert checks.finite_number(0.5, "x", above=0, at_most=1) == 0.5
+    assert checks.probability(1, "p") == 1.0 and checks.probability(0, "p", below_one=True) == 0.0
+    assert checks.choice("b", "side", ("a", "b")) == "b"
+    x = torch.ones(3, 4)
+    assert checks.tensor(x, "x", shape=("n", 4), dims=(2,), dtype="floats") is x
+    assert checks.function(len, "f", "of a list") is len
+    assert checks.instance({}, "options", dict, "a dict") == {}
+
+
+def test_long_values_are_shortened() -> None:
+    assert len(checks.describe("x" * 1000)) == 60
+    assert checks.describe(np.zeros((2, 3))) == "an array of shape (2, 3), float64"
+    assert checks.describe(torch.zeros(2, dtype=torch.int8)) == "a tensor of shape (2,), torch.int8"
