@@ -26,7 +26,11 @@ class MissingError(RegardError, ImportError):
 
 
 class LoadError(RegardError, ValueError):
-    """A file of weights cannot be read, or does not fit the model it is meant for."""
+    """A file cannot be read: it is damaged, of another kind, or does not fit the model it is meant for."""
+
+
+class SaveError(RegardError, OSError):
+    """A file cannot be written: the disk is full, or the folder does not allow it."""
 
 
 class RankError(RegardError, RuntimeError):

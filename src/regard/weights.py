@@ -4,6 +4,7 @@ a_ij follows from q_i, k_j and one number a row, so indexing computes just those
 """
 
 import functools
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator
@@ -214,7 +215,9 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 def byte_count(budget: Any) -> int:
     """A number of bytes from 1000, "1GB", "512 MiB"."""
-    if isinstance(budget, (int, float, np.number)):
+    if isinstance(budget, (int, float, np.number)) and not isinstance(budget, bool):
+        if not 0 <= budget < math.inf:  # also NaN
+            raise SpecError(f"a budget must be a number of bytes from 0, such as '1GB' or 10**9; got {budget!r}.")
         return int(budget)
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", budget) if isinstance(budget, str) else None
     if match is None or match[2].upper() not in _UNITS:

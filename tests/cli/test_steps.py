@@ -140,7 +140,10 @@ def test_rows_have_the_names_that_are_given() -> None:
         (["--q", Q, "--temperature", "-1"], "temperature must be greater than 0 and finite; got -1"),
         (["--q", Q, "--head", "1"], "head from 0 to 0; got batch=0, head=1"),
         (["--q", Q, "--tokens", "a b c"], "tokens must be a list of 2 names"),
-        (["--html", "no/such/folder/page.html"], "--html must be a file that can be written"),
+        (
+            ["--html", "no/such/folder/page.html"],
+            "no/such/folder/page.html must be a file that can be written; got: No such file or directory",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(arguments: list[str], message: str) -> None:
@@ -152,7 +155,7 @@ def test_what_is_wrong_is_said_in_a_sentence(arguments: list[str], message: str)
 def test_what_is_pickled_is_not_opened(tmp_path: Path) -> None:
     np.save(tmp_path / "q.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     torch.save(torch.eye(2), tmp_path / "q.safetensors")
-    for name, message in (("q.npy", "allow_pickle=False"), ("q.safetensors", "which is pickled")):
+    for name, message in (("q.npy", "allow_pickle=False"), ("q.safetensors", "it is pickled")):
         code, _, said = run("--q", str(tmp_path / name))
         assert code == 2 and message in said
 

@@ -1,6 +1,7 @@
 """Weights of others: files that Hugging Face writes, in our models, to the same numbers."""
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from regard.errors import LoadError
 from regard.models.encoder import TextEncoder
 from regard.models.language import LanguageModel
 from regard.models.load import load
-from regard.models.store import checked_header, read
+from regard.files.header import read_header
+from regard.models.store import read
 from regard.models.vision import VisionTransformer
 from regard.nn import Design, Learned, beam, generate
 
@@ -309,7 +311,7 @@ def test_a_file_that_is_cut_off_is_refused_by_the_tensor_that_is_not_whole(folde
 def test_pickled_files_are_refused(folder: Path) -> None:
     path = folder / "model.safetensors"
     torch.save({"x": torch.zeros(3)}, path)
-    with pytest.raises(LoadError, match=r"which is pickled. Opening it could run any program"):
+    with pytest.raises(LoadError, match=r"it is pickled, and opening it could run any program"):
         load(folder)
     path.rename(folder / "pytorch_model.bin")
     with pytest.raises(LoadError, match=r"got pytorch_model.bin, which is pickled"):
@@ -325,8 +327,8 @@ DEEP = struct.pack("<Q", 100_000) + b"[" * 100_000
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    with pytest.raises(LoadError, match=r"weights must be a safetensors file; got .*model.safetensors"):
-        checked_header(path)
+    with pytest.raises(LoadError, match=r"model.safetensors must be a safetensors file; it"):
+        read_header(path)
 
 
 @pytest.mark.parametrize(
@@ -397,13 +399,23 @@ F32 = {"dtype": "F32", "shape": [1]}
 @pytest.mark.parametrize(
     "header, message",
     [
-        ([1, 2], "whose header names no tensors"),
-        ({"a": F32}, "must say where each tensor is; of 'a' it says"),
-        ({"a": [0, 4]}, "must say where each tensor is; of 'a' it says"),
-        ({"a": {**F32, "data_offsets": [0, 2]}}, "which cannot be read"),
-        ({"a": {**F32, "dtype": "X", "data_offsets": [0, 4]}}, "which cannot be read"),
-        ({"__metadata__": {"regard": "no json"}}, "must say what it is in words of its own, as JSON"),
-        ({"__metadata__": {"regard": "[1]"}}, "must say what it is in words of its own, as JSON"),
+        ([1, 2], "its header names no tensors"),
+        ({"a": F32}, "'a' in .* must have a dtype, a shape and offsets; its header has {'dtype': 'F32'"),
+        ({"a": [0, 4]}, r"'a' in .* must have a dtype, a shape and offsets; its header has \[0, 4\]"),
+        ({"a": {**F32, "data_offsets": [0, 2]}}, r"'a' in .* must take 4 bytes, for its shape \(1,\) .* gives it 2"),
+        ({"a": {**F32, "dtype": "X", "data_offsets": [0, 4]}}, "'a' in .* must have a dtype of F64, .*; got 'X'"),
+        ({"a": {**F32, "dtype": [1], "data_offsets": [0, 4]}}, r"a dtype such as 'F32'; its header has \[1\]"),
+        ({"a": {**F32, "data_offsets": [0, math.inf]}}, r"must have two offsets in order; its header has \[0, inf\]"),
+        ({"a": {**F32, "data_offsets": [4, 0]}}, r"must have two offsets in order; its header has \[4, 0\]"),
+        ({"a": {**F32, "shape": "1", "data_offsets": [0, 4]}}, "must have a shape of whole numbers .* header has '1'"),
+        ({"a": {**F32, "shape": [-1, -1], "data_offsets": [0, 4]}}, r"shape of whole numbers .* has \[-1, -1\]"),
+        ({"a": {**F32, "shape": [0, 2**62], "data_offsets": [0, 0]}}, "must take 0 bytes, for its shape"),
+        ({"a": {**F32, "shape": [1] * 65, "data_offsets": [0, 4]}}, "must have a shape of whole numbers"),
+        ({n: {**F32, "data_offsets": [0, 4]} for n in "ab"}, "must hold its tensors apart; 'a' and 'b' share bytes"),
+        ({"__metadata__": {"x": 1}}, "its __metadata__ must be text by name"),
+        ({"__metadata__": {"regard": "no json"}}, "must have an object of JSON as its 'regard' metadata"),
+        ({"__metadata__": {"regard": "[1]"}}, "must have an object of JSON as its 'regard' metadata"),
+        ({"__metadata__": {"checksum": "crc32:0"}}, "is damaged: its checksum must be crc32:0, and its content has"),
     ],
 )
 def test_a_header_that_makes_no_sense_is_refused_in_a_sentence(tmp_path: Path, header: object, message: str) -> None:

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "regard"
 APART, TOGETHER = "none imports another", "may import each other"
 ORDER = (
     (APART, ("errors", "eager")),
-    (APART, ("checks",)),
+    (APART, ("checks", "files")),
     (APART, ("spec", "cost")),
     (APART, ("plan",)),
     (APART, ("engine",)),

@@ -10,6 +10,7 @@ import typer
 from regard.cli.app import Json, MaskText, ScoreText, WeighText, refusing
 from regard.cli.numbers import numbers
 from regard.errors import SpecError
+from regard.files.atomic import write_text
 from regard.worked.examples import EXAMPLES, Example
 from regard.worked.examples import example as named_example
 from regard.worked.plain import WIDTH
@@ -77,7 +78,7 @@ def steps(
             key_tokens=_split(key_tokens),
         ).at(batch, head)
         if html is not None:
-            _write(html, found.html(digits))
+            write_text(html, found.html(digits))
     typer.echo(_said(found, chosen, as_json, as_latex, as_code, digits))
 
 
@@ -116,13 +117,6 @@ def _made(given: Given) -> tuple[Any, ...]:
 
 def _split(names: str | None) -> list[str] | None:
     return None if names is None else names.split()
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        path.write_text(page, encoding="utf8")
-    except OSError as error:
-        raise SpecError(f"--html must be a file that can be written; got {path}: {error.strerror}.") from None
 
 
 def _said(found: Steps, chosen: Example | None, as_json: bool, as_latex: bool, as_code: bool, digits: int) -> str:

@@ -17,6 +17,7 @@ from regard.draw.charts import Image
 from regard.draw.figure import check
 from regard.draw.text_charts import text_charts
 from regard.errors import SpecError
+from regard.files.atomic import atomic_file
 from regard.theory.catalogue import experiment, experiments
 from regard.theory.experiment import Experiment
 from regard.theory.experiment import Progress as Told
@@ -127,10 +128,9 @@ def _check_picture(path: Path) -> None:
 
 
 def _draw(outcome: Outcome, path: Path) -> None:
-    try:
-        outcome.picture().savefig(path, dpi=110)
-    except OSError as error:
-        raise SpecError(f"--picture must be a file that can be written; got {path}: {error.strerror}.") from None
+    kind = path.suffix.lower().removeprefix(".")
+    with atomic_file(path) as file:
+        outcome.picture().savefig(file, dpi=110, format=kind)
 
 
 def _said(chosen: Experiment, outcome: Outcome) -> str:

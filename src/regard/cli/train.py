@@ -18,6 +18,7 @@ from regard.cli.app import refusing, working
 from regard.cli.ranks import among_ranks, join, leave, run_together
 from regard.distributed import Peers, SequenceParallel
 from regard.errors import SpecError
+from regard.files.atomic import write_text
 from regard.models import tasks
 from regard.models.train import SCHEDULES, Recipe, Report, Spreading, Task, Training, changed, curve_json
 from regard.models.trained import FILE, write_trained
@@ -153,7 +154,7 @@ def _finished(training: Training, folder: Path) -> bool:
     with working("testing on what was held out"):
         results = training.test()
     write_trained(training, folder / FILE)
-    (folder / "curve.json").write_text(curve_json(training, results), encoding="utf8")
+    write_text(folder / "curve.json", curve_json(training, results))
     for what, number in results.items():
         typer.echo(f"{what}  {number:.4g}")
     typer.echo(f"the model is in {folder}", err=True)

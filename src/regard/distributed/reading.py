@@ -99,10 +99,13 @@ class FileRows:
             return found
         row = width * self.stored.dtype.itemsize
         parts = found.view(math.prod(leading), len(wanted) * width).view(torch.uint8)
-        with self.stored.path.open("rb", buffering=0) as file:
-            for number, part in enumerate(parts):
-                file.seek(self.stored.begin + (number * length + wanted.start) * row)
-                self._fill(file, part)
+        try:
+            with self.stored.path.open("rb", buffering=0) as file:
+                for number, part in enumerate(parts):
+                    file.seek(self.stored.begin + (number * length + wanted.start) * row)
+                    self._fill(file, part)
+        except OSError as error:
+            raise LoadError(f"{self.stored.path} must stay readable until the call ends; got: {error}.") from None
         return found
 
     def _fill(self, file: Any, part: Tensor) -> None:

@@ -3,11 +3,9 @@
 Only headers are read here. Nothing is unpickled, and no package is needed for either format.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +13,10 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from regard.errors import LoadError
+from regard.files.header import read_header
 
 NPY, SAFETENSORS = ".npy", ".safetensors"
-LONGEST_HEADER = 100_000_000  # bytes; what claims more is no safetensors file
-LENGTH = 8  # bytes that say how long its header is
+MAX_DIMENSION = 2**62
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 WHOLE = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 NAMES = FLOATS | WHOLE
@@ -86,19 +84,21 @@ def divided(source: str | Path) -> tuple[Path, str | None]:
 
 
 def _in_npy(path: Path) -> Stored:
-    with path.open("rb") as file:
-        try:
+    try:
+        with path.open("rb") as file:
             version = npy.read_magic(file)
             header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, in_columns, dtype = header(file)
-        except ValueError as error:
-            raise LoadError(f"{path} must be a file that numpy.save wrote; its beginning is not ({error}).") from None
-        begin = file.tell()
+            begin = file.tell()
+    except Exception as error:  # numpy evaluates the header as Python text, which fails in many ways
+        raise LoadError(f"{path} must be a file that numpy.save wrote; its beginning is not ({error}).") from None
     if dtype.str[1:] not in NUMPY or dtype.byteorder == ">":
         raise LoadError(
             f"{path} must hold plain numbers, the low byte first; got {dtype.str}. Save it again, as in "
             "numpy.save(path, x.astype('<f4'))."
         )
+    if not all(type(n) is int and 0 <= n <= MAX_DIMENSION for n in shape):
+        raise LoadError(f"{path} must have a shape of whole numbers from 0; its header has {str(shape)[:80]}.")
     if in_columns and sum(n > 1 for n in shape) > 1:
         raise LoadError(
             f"{path} must hold its numbers row by row; got Fortran order, column by column. Save "
@@ -108,39 +108,15 @@ def _in_npy(path: Path) -> Stored:
 
 
 def _in_safetensors(path: Path, name: str | None) -> Stored:
-    header, begin = _header(path)
-    names = sorted(set(header) - {"__metadata__"})
+    header = read_header(path)
+    names = sorted(header.entries)
     if name is None and len(names) == 1:
         name = names[0]
-    if name not in names:
+    if name is None or name not in header.entries:
         some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        asked = f"no name for one of {len(names)}" if name is None else repr(name)
-        raise LoadError(f"{path} must hold the tensor that is named behind it; got {asked}, and it holds {some}.")
-    entry = header[name]
-    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
-        raise LoadError(f"{name!r} in {path} must have a dtype, a shape and offsets; its header has {entry}.")
-    if entry["dtype"] not in NAMES:
-        raise LoadError(f"{name!r} in {path} must hold floats that attention knows; got {entry['dtype']}.")
-    found = Stored(path, tuple(entry["shape"]), NAMES[entry["dtype"]], begin + entry["data_offsets"][0])
-    length = entry["data_offsets"][1] - entry["data_offsets"][0]
-    if length != found.nbytes:
-        raise LoadError(
-            f"{name!r} in {path} must take {found.nbytes:,} bytes, for its shape {found.shape} of {found.dtype}; its "
-            f"header gives it {length:,}."
-        )
-    return found
-
-
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """What a safetensors file says of its tensors, and where their bytes begin."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(LENGTH), "little")
-        if not 2 <= length <= min(LONGEST_HEADER, path.stat().st_size - LENGTH):
-            raise LoadError(f"{path} must be a safetensors file; it does not begin like one.")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError:
-            header = None
-    if not isinstance(header, dict):
-        raise LoadError(f"{path} must be a safetensors file; its header is not JSON.")
-    return header, LENGTH + length
+        got = f"no name for one of {len(names)}" if name is None else repr(name)
+        raise LoadError(f"{path} must hold the tensor that is named behind it; got {got}, and it holds {some}.")
+    entry = header.entries[name]
+    if entry.dtype not in NAMES:
+        raise LoadError(f"{name!r} in {path} must have a dtype that attention supports; got {entry.dtype[:40]}.")
+    return Stored(path, entry.shape, NAMES[entry.dtype], header.begin + entry.begin)

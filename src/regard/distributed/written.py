@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,10 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from regard.distributed.stored import LENGTH, NAMES, NUMPY, SAFETENSORS, divided
+from regard.distributed.stored import NAMES, NUMPY, SAFETENSORS, divided
 from regard.errors import BudgetError, SpecError
+from regard.files.atomic import atomic_file
+from regard.files.header import LENGTH_BYTES
 from regard.plan.report import in_bytes
 from regard.spec.array import as_tensor
 
@@ -73,18 +74,12 @@ class RowsInFile(Rows):
 def writing(where: Target, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[RowsInFile]:
     """Rows of a new file, which gets its name when the block ends, and is gone if the block fails."""
     header = _header(where, shape, dtype)
-    half = where.path.with_name(f".{where.path.name}.{secrets.token_hex(4)}")
     size = len(header) + math.prod(shape) * dtype.itemsize
     _check_room(where.path, size)
-    try:
-        with half.open("xb") as file:
-            _reserve(file, where.path, size)
-            file.write(header)
-            yield RowsInFile(file, shape, dtype)
-        os.replace(half, where.path)  # whoever looks sees nothing, or all of it
-    except BaseException:  # also when the user stops it
-        half.unlink(missing_ok=True)
-        raise
+    with atomic_file(where.path) as file:
+        _reserve(file, where.path, size)
+        file.write(header)
+        yield RowsInFile(file, shape, dtype)
 
 
 def given(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Rows:
@@ -106,7 +101,7 @@ def _header(where: Target, shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
         entry = {"dtype": name, "shape": list(shape), "data_offsets": [0, math.prod(shape) * dtype.itemsize]}
         text = json.dumps({where.name: entry}).encode()
         text += b" " * (-len(text) % 8)  # so that numbers lie at multiples of their size
-        return len(text).to_bytes(LENGTH, "little") + text
+        return len(text).to_bytes(LENGTH_BYTES, "little") + text
     kinds = {known: code for code, known in NUMPY.items()}
     if name not in kinds:
         raise SpecError(

@@ -8,6 +8,7 @@ import numpy as np
 
 from regard.draw.maps import readable
 from regard.errors import SpecError
+from regard.files.atomic import write_text
 
 CELL, LETTER = 18, 7  # pixels
 SHADES = " ░▒▓█"
@@ -21,8 +22,8 @@ class Svg(str):
         return str(self)
 
     def save(self, path: Any) -> None:
-        with open(path, "w", encoding="utf8") as file:
-            file.write(self)
+        """Writes the drawing into a file."""
+        write_text(path, self)
 
 
 def svg_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | None = None) -> Svg:

@@ -9,6 +9,7 @@ from regard.explorer.explorer import Explorer
 from regard.explorer.export import BUDGET, every_head, exported
 from regard.explorer.packing import packed
 from regard.explorer.questions import ask
+from regard.files.atomic import write_text
 
 try:
     import anywidget
@@ -56,7 +57,7 @@ class Widget(anywidget.AnyWidget):
         number = next(iter(self.explorer.shown))
         chosen = every_head(self.explorer.shown[number]) if heads is None else [(a, b) for a, b in heads]
         text, left_out = exported(self.explorer, ask, number, chosen, budget, ())
-        Path(path).write_text(text, encoding="utf8")
+        write_text(path, text)
         return list(left_out)
 
 

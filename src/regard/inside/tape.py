@@ -1,30 +1,25 @@
 """A recording: what the attention of a model was asked, layer by layer, open for every question about its weights."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from regard.errors import LoadError, SpecError
-from regard.inside.chain import Chain
+from regard.errors import SpecError
 from regard.inside.compare import Comparison
 from regard.inside.flow import flow, relevance, rollout
 from regard.inside.gradient import Reversed, TimesGradient
 from regard.inside.layer import Layer
 from regard.inside.places import by_group, word_ids
+from regard.inside.recording_file import Content, read_recording, write_recording
 from regard.inside.relations import Targets, related
 from regard.inside.running import is_meant
 from regard.inside.similarity import Similarity, similarity
 from regard.inside.table import LEAST, SEPARATORS, Found, HeadTable, found, table
-from regard.inside.take import Spelled, Take
 from regard.inside.texts import Texts
 from regard.inside.values import Weighted
-from regard.models.store import read, write
 from regard.result import Attended
-
-FORMAT = 2  # of files; 1 had the keys of each call by themselves
 
 
 class Tape:
@@ -181,47 +176,14 @@ class Tape:
         return "\n".join([*lines, *(f"  not kept: {what}" for what in self.dropped)])
 
     def save(self, path: str | Path) -> None:
-        """Everything into one safetensors file; keys that many calls look at once."""
-        tensors: dict[str, Tensor] = {}
-        words: list[dict[str, Any]] = []
-        for layer in self.layers:
-            chains = []
-            for number, chain in enumerate(layer.chains):
-                name, takes = f"{layer.number}.{number}", []
-                tensors |= {f"{name}.k": chain.k.contiguous(), f"{name}.v": chain.v.contiguous()}
-                for place, (take, offset) in enumerate(zip(chain.takes, chain.offsets, strict=True)):
-                    if take.spelled is None:
-                        raise SpecError(
-                            f"a tape can be saved where masks and scores are formulas; a call of {layer.path} has a "
-                            "function of its own. Record without that layer."
-                        )
-                    tensors[f"{name}.{place}.q"] = take.q
-                    tensors |= {f"{name}.{place}.option{n}": t.clone() for n, t in enumerate(take.spelled.tensors)}
-                    keys = [offset, offset + take.k.shape[2]]
-                    said = {"text": take.spelled.text, "numbers": take.spelled.numbers, "source": take.source}
-                    takes.append({"keys": keys, "options": len(take.spelled.tensors), **said})
-                chains.append(takes)
-            words.append({"path": layer.path, "number": layer.number, "heads": layer.heads, "chains": chains})
-        write(path, tensors, {"tape": FORMAT, "tokens": self.tokens, "layers": words, "dropped": self.dropped})
+        """Writes the recording into one safetensors file with a checksum. See `load_tape`."""
+        write_recording(path, Content(self.layers, self.tokens, self.dropped))
 
 
 def load_tape(path: str | Path) -> Tape:
-    """A recording that `Tape.save` wrote."""
-    tensors, words = read(path)
-    if words.get("tape") != FORMAT:
-        raise LoadError(f"{path} must be a recording that tape.save wrote; it holds {json.dumps(words)[:60]}.")
+    """Reads a recording that `Tape.save` wrote. Raises `LoadError` where the file is damaged or of another kind."""
+    content = read_recording(path)
     tape = Tape()
-    tape.tokens, tape.dropped = words["tokens"], words["dropped"]
-    for said in words["layers"]:
-        layer = tape.layer(said["path"], said["number"], said["heads"])
-        for number, calls in enumerate(said["chains"]):
-            name = f"{said['number']}.{number}"
-            k, v = tensors[f"{name}.k"], tensors[f"{name}.v"]
-            takes = []
-            for place, call in enumerate(calls):
-                options = tuple(tensors[f"{name}.{place}.option{n}"] for n in range(call["options"]))
-                spelled = Spelled(call["text"], options, tuple(call["numbers"]))
-                part, q = slice(*call["keys"]), tensors[f"{name}.{place}.q"]
-                takes.append(Take(q, k[:, :, part], v[:, :, part], spelled.options(), spelled, call["source"]))
-            layer.chains.append(Chain(takes, [call["keys"][0] for call in calls], k, v))
+    tape.tokens, tape.dropped = content.tokens, content.dropped
+    tape._layers = {layer.path: layer for layer in content.layers}
     return tape

@@ -33,7 +33,8 @@ class Texts:
 
     @classmethod
     def of(cls, tokens: Any, paths: Sequence[str]) -> "Texts":
-        """What somebody gave a tape whose layers have these paths."""
+        """The texts of a tape whose layers have these paths. Raises `SpecError` for anything but tokens."""
+        check_tokens(tokens)
         if tokens is None:
             return cls({})
         if not isinstance(tokens, Mapping):
@@ -44,7 +45,7 @@ class Texts:
                     f"tokens must be named by a part of the paths of layers, as in {{'encoder': [...], 'decoder': "
                     f"[...]}}; got {name!r}, and the paths are {', '.join(paths)}."
                 )
-        return cls({name: _batch(each) for name, each in tokens.items()})
+        return cls({name: _batch(each) for name, each in tokens.items() if each is not None})
 
     def of_queries(self, path: str) -> str | None:
         """The name of the text that a layer looks from; None where nobody said."""
@@ -65,5 +66,24 @@ def _is_part(name: str, path: str) -> bool:
     return f".{name}." in f".{path}."
 
 
+def check_tokens(tokens: Any) -> None:
+    """Raises `SpecError` unless these are tokens: of one text, of each text of a batch, or several of these by name."""
+    parts = list(tokens.values()) if isinstance(tokens, Mapping) else [tokens]
+    names_fit = not isinstance(tokens, Mapping) or all(isinstance(name, str) for name in tokens)
+    if not names_fit or not all(part is None or _is_text(part) or _is_batch(part) for part in parts):
+        raise SpecError(
+            "tokens must be a list of strings, a list of such lists (one for each text of a batch), a dict of either by "
+            f"name, or None; got {repr(tokens)[:80]}."
+        )
+
+
+def _is_text(tokens: Any) -> bool:
+    return isinstance(tokens, (list, tuple)) and all(isinstance(token, str) for token in tokens)
+
+
+def _is_batch(tokens: Any) -> bool:
+    return isinstance(tokens, (list, tuple)) and all(_is_text(text) for text in tokens)
+
+
 def _batch(tokens: Sequence[Any]) -> list[list[str]]:
-    return [list(tokens)] if not tokens or isinstance(tokens[0], str) else [list(text) for text in tokens]
+    return [list(tokens)] if _is_text(tokens) else [list(text) for text in tokens]

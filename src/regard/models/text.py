@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import LoadError, MissingError
+from regard.files.atomic import write_text
 
 END = "<|end|>"  # between two texts
 
@@ -43,7 +44,8 @@ class Tokens:
             raise LoadError(f"a vocabulary must be a file that Tokens.write wrote; got {path}: {error}.") from None
 
     def write(self, path: str | Path) -> None:
-        self._inner.save(str(path), pretty=False)
+        """Writes the vocabulary into a file of JSON."""
+        write_text(path, self._inner.to_str(pretty=False))
 
     @property
     def size(self) -> int:

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import subprocess
-import tempfile
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from regard.errors import LoadError
+from regard.files.atomic import atomic_file
 from regard.models.sound import LogMel, read_wav, resampled
 from regard.models.speech import SpeechClassifier
 from regard.models.train import Outcome, Recipe, answers
@@ -187,9 +187,8 @@ def spoken(voice: str, data: Path) -> list[Tensor]:
     sounds = [(espeak.say(clip) * 32767).round().short().numpy() for clip in clips(voice)]
     samples, ends = np.concatenate(sounds), np.cumsum([len(sound) for sound in sounds])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as half:
-        np.savez(half, samples=samples, ends=ends, plan=np.array(plan))
-    os.replace(half.name, path)  # whoever reads sees a whole file or none
+    with atomic_file(path) as file:
+        np.savez(file, samples=samples, ends=ends, plan=np.array(plan))
     return _divided(samples, ends)
 
 
