@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from regard.cli import app
+from regard.cli import app, ranks
 from regard.distributed.cost import predicted
+from regard.files.lock import locked_folder
 
 
 def said(*words: str) -> tuple[int, str, str]:
@@ -78,11 +80,11 @@ def train(texts: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.long
 def test_two_ranks_train_as_one_process_and_a_checkpoint_of_theirs_goes_on(texts, tmp_path):
-    for ranks in ("1", "2"):
-        process = train(texts, tmp_path / ranks, "--steps", "6", "--ranks", ranks)
+    for count in ("1", "2"):
+        process = train(texts, tmp_path / count, "--steps", "6", "--ranks", count)
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
-    curves = [json.loads((tmp_path / ranks / "curve.json").read_text())["step, loss, accuracy"] for ranks in "12"]
+    curves = [json.loads((tmp_path / count / "curve.json").read_text())["step, loss, accuracy"] for count in "12"]
     for (_, alone, _), (_, together, _) in zip(*curves, strict=True):
         assert together == pytest.approx(alone, abs=2e-3)  # float32; losses are written with four digits
 
@@ -100,3 +102,76 @@ def test_ctrl_c_stops_all_ranks_after_the_same_step_and_saves(texts, tmp_path):
     assert process.returncode == 130, err
     assert "stopped and saved after" in err
     assert err.count("stopped and saved") == 1  # one rank speaks
+
+
+def _ranks_of(folder: Path) -> list[int]:
+    """The processes that train in a folder, by their command lines."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it ended meanwhile
+            continue
+        if str(folder).encode() in words and state != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.1)
+    return holds()
+
+
+IN_PROC = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are counted in /proc")
+
+
+@pytest.mark.long
+@IN_PROC
+def test_ranks_end_when_the_command_that_started_them_is_killed_and_the_next_start_works(texts, tmp_path):
+    out = tmp_path / "out"
+    process = train(texts, out, "--steps", "4000", "--ranks", "2", "--every", "2")
+    assert _until((out / "checkpoint.safetensors").exists, 120)
+    assert len(_ranks_of(out)) == 3  # the command and its two ranks
+    second = train(texts, out, "--steps", "4000", "--ranks", "2")
+    _, refusal = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert f"{out} must be used by one training at a time; another training holds its lock" in refusal
+    process.kill()
+    process.communicate(timeout=60)
+    assert _until(lambda: not _ranks_of(out), 20), _ranks_of(out)
+    again = train(texts, out, "--steps", "4000", "--ranks", "2")
+    assert _until(lambda: len(_ranks_of(out)) == 3, 60)
+    again.kill()
+    again.communicate(timeout=60)
+    assert _until(lambda: not _ranks_of(out), 20), _ranks_of(out)
+
+
+@pytest.mark.long
+@IN_PROC
+def test_term_to_the_command_alone_saves_and_ends_all_ranks(texts, tmp_path):
+    out = tmp_path / "out"
+    process = train(texts, out, "--steps", "4000", "--ranks", "2", "--every", "2")
+    assert _until((out / "checkpoint.safetensors").exists, 120)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert err.count("stopped and saved after") == 1
+    assert not _ranks_of(out)
+
+
+def test_ranks_that_wait_for_a_failed_one_are_ended(monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_S", 0.2)
+    commands = ("import sys; sys.exit(3)", "import time; time.sleep(600)")
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", command]) for command in commands]
+    assert ranks._wait(processes) == [3, -signal.SIGKILL]
+
+
+def test_a_second_training_in_one_folder_is_refused(tmp_path):
+    with locked_folder(tmp_path, "training"):
+        code, _, err = said("train", "dates", "--out", str(tmp_path))
+    assert code == 2
+    assert f"{tmp_path} must be used by one training at a time; another training holds its lock" in err
+    assert "Wait until the other training ends, stop it, or choose another folder" in err

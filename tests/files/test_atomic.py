@@ -23,10 +23,15 @@ def _partial(folder: Path) -> list[Path]:
 def test_a_failed_block_leaves_the_previous_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     write_text(path, "old")
-    with pytest.raises(KeyboardInterrupt), atomic_file(path) as file:
-        file.write(b"new")
-        assert path.read_text() == "old" and len(_partial(tmp_path)) == 1
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with atomic_file(path) as file:
+            file.write(b"new")
+            assert path.read_text() == "old" and len(_partial(tmp_path)) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

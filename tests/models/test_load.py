@@ -12,10 +12,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from regard.errors import LoadError
+from regard.files.header import read_header
 from regard.models.encoder import TextEncoder
 from regard.models.language import LanguageModel
 from regard.models.load import load
-from regard.files.header import read_header
 from regard.models.store import read
 from regard.models.vision import VisionTransformer
 from regard.nn import Design, Learned, beam, generate

@@ -4,7 +4,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from regard.cli.app import refusing, working
-from regard.cli.ranks import among_ranks, join, leave, run_together
+from regard.cli.ranks import among_ranks, check_ranks, end_with_parent, join, leave, run_together, started_here
 from regard.distributed import Peers, SequenceParallel
 from regard.errors import SpecError
 from regard.files.atomic import write_text
+from regard.files.lock import locked_folder
 from regard.models import tasks
 from regard.models.train import SCHEDULES, Recipe, Report, Spreading, Task, Training, changed, curve_json
 from regard.models.trained import FILE, write_trained
@@ -46,25 +47,28 @@ def train(
         int, typer.Option(help="processes that share every text; under torchrun it is those that there are")
     ] = 1,
 ) -> None:
-    """Trains a model, or goes on where it was stopped. Ctrl-C saves and stops."""
-    with refusing():
+    """Trains a model, or goes on where it was stopped. Ctrl-C and the signal TERM save and stop."""
+    folder = Path("runs") / name if out is None else out
+    with refusing(), ExitStack() as locks:
         if ranks != 1 and not among_ranks():
-            run_together(ranks)
+            check_ranks(ranks)
+            tasks.check_name(name)
+            lock = locks.enter_context(locked_folder(_writable(folder), "training"))
+            run_together(ranks, [lock.fileno()])
+        end_with_parent()
         spread = _joined() if among_ranks() else None
         task = tasks.task(name, data)
-        folder = _folder(Path("runs") / name if out is None else out)
+        if _is_first() and not started_here():
+            locks.enter_context(locked_folder(_writable(folder), "training"))
         wanted = {"steps": steps, "seed": seed, "rate": rate, "warmup": warmup, "schedule": schedule}
         wanted |= {"smoothing": smoothing, "clip": clip, "decay": decay}
         training = _begun(task, folder / "checkpoint.safetensors", wanted, fresh, spread)
-        finished = _trained(training, folder, every)
-    if not finished:
-        if _is_first():
+        code = _trained(training, folder, every)
+        if code and _is_first():
             typer.echo(f"stopped and saved after {training.step} steps; the same command goes on", err=True)
         if among_ranks():
-            leave(130)
-        raise typer.Exit(130)
-    if among_ranks():
-        leave(0)
+            leave(code)
+        raise typer.Exit(code)
 
 
 def _joined() -> Spreading:
@@ -77,8 +81,8 @@ def _is_first() -> bool:
     return not among_ranks() or Peers.of().rank == 0
 
 
-def _folder(path: Path) -> Path:
-    """A folder that can be written into: what is wrong with it is better known now than at the first checkpoint."""
+def _writable(path: Path) -> Path:
+    """The folder, if it can be written into: a problem is better reported now than at the first checkpoint."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path):
@@ -108,25 +112,39 @@ def _check_same(begun: Recipe, wanted: Recipe, path: Path) -> None:
         )
 
 
-def _trained(training: Training, folder: Path, every: int) -> bool:
-    """Whether it came to its end; with a bar, a checkpoint now and then, and the curve and the weights at the end."""
-    stops = []
-    before = signal.signal(signal.SIGINT, lambda *_: stops.append(True))  # a step is finished, not broken off
-    try:
+def _trained(training: Training, folder: Path, every: int) -> int:
+    """Trains with a bar and checkpoints, and writes the curve and the weights at the end. Returns the exit code: 0, or
+    128 and the number of the signal that stopped it."""
+    with _stop_signals() as signals:
         with _shown(training) as show:
             recent: deque[Report] = deque(maxlen=50)
-            while not training.is_over and not training.any_rank(bool(stops)):
+            while not training.is_over and not training.any_rank(bool(signals)):
                 recent.append(training.advance())
                 show(recent)
                 if training.step % every == 0 and _is_first():
                     training.save(folder / "checkpoint.safetensors")
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if _is_first():
-        training.save(folder / "checkpoint.safetensors")
+        if _is_first():
+            training.save(folder / "checkpoint.safetensors")
     if not training.is_over:
-        return False
-    return _finished(training, folder) if _is_first() else True
+        return 128 + (signals[0] if signals else signal.SIGINT)
+    if _is_first():
+        _finish(training, folder)
+    return 0
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collects the signals that ask for an end, so that a step and a checkpoint are finished first."""
+    received: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -150,7 +168,7 @@ def _shown(training: Training) -> Iterator[Callable[[Sequence[Report]], None]]:
         yield show
 
 
-def _finished(training: Training, folder: Path) -> bool:
+def _finish(training: Training, folder: Path) -> None:
     with working("testing on what was held out"):
         results = training.test()
     write_trained(training, folder / FILE)
@@ -158,4 +176,3 @@ def _finished(training: Training, folder: Path) -> bool:
     for what, number in results.items():
         typer.echo(f"{what}  {number:.4g}")
     typer.echo(f"the model is in {folder}", err=True)
-    return True

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from regard.errors import SpecError
 
@@ -31,12 +31,15 @@ def try_lock(file: Any) -> bool:
 
 
 @contextmanager
-def locked_folder(folder: Path, purpose: str) -> Iterator[None]:
-    """Holds the lock of a folder. Raises `SpecError` where another process holds it."""
+def locked_folder(folder: Path, purpose: str) -> Iterator[BinaryIO]:
+    """Holds the lock of a folder, which is on the file that is yielded. Raises `SpecError` where another holds it.
+
+    A process that inherits the file holds the lock as well.
+    """
     with (folder / LOCK_NAME).open("ab") as file:
         if not try_lock(file):
             raise SpecError(
                 f"{folder} must be used by one {purpose} at a time; another {purpose} holds its lock. Wait until the "
                 f"other {purpose} ends, stop it, or choose another folder."
             )
-        yield
+        yield file

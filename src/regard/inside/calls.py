@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import partial
 from inspect import signature
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,6 @@ from regard.heard import listening
 from regard.inside.told import (
     Heard,
     as_it_is,
-    replaced,
     told_by_eager,
     told_by_flex,
     told_by_fused_attention,
@@ -36,6 +35,7 @@ from regard.inside.told import (
     told_by_layer,
     told_by_sdpa,
 )
+from regard.integrations.function_override import original_of, overridden
 
 Answered = Callable[[Any], Any]  # is given the answer, (batch, heads, n_q, width): that, or another in its place
 Hear = Callable[[Heard], Answered | None]
@@ -49,10 +49,9 @@ def heard(model: nn.Module, hear: Hear, *, fused: bool = True) -> Iterator[None]
     """
     ear = _Ear(hear, fused)
     with ExitStack() as stack:
-        layer = ear.layer(functional.multi_head_attention_forward)
-        stack.enter_context(replaced(functional, "multi_head_attention_forward", layer))
+        stack.enter_context(overridden(functional, "multi_head_attention_forward", ear.layer))
         for owner, name, told in _places(model):
-            stack.enter_context(replaced(owner, name, ear.around(getattr(owner, name), told)))
+            stack.enter_context(overridden(owner, name, ear.around(told)))
         stack.enter_context(listening(ear.regard))
         stack.enter_context(ear.mode)
         for hook in ear.hooks():
@@ -72,11 +71,10 @@ class _Ear:
         self.mode = _Mode(self)
         self.fused = 0  # modules with fused kernels that are running, one in another
 
-    def around(self, function: Callable[..., Any], told: Told) -> Callable[..., Any]:
-        """The function, heard."""
+    def around(self, told: Told) -> Callable[..., Any]:
+        """An override that records calls of a function."""
 
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return self.call(function, told, args, kwargs)
 
         return call
@@ -98,18 +96,12 @@ class _Ear:
         after = then(before)
         return answer if after is before else found.put(answer, after)
 
-    def layer(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """torch's layer, heard where it is asked for its weights and computes them itself. Else it calls torch's
-        kernel, which is heard without this."""
-
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            wants = signature(function).bind(*args, **kwargs).arguments.get("need_weights", True)
-            if not wants:
-                return function(*args, **kwargs)
-            return self.call(function, partial(told_by_layer, function), args, kwargs)
-
-        return call
+    def layer(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """An override of torch's layer, which computes weights itself where it returns them. Else it calls torch's
+        kernel, which is overridden as well."""
+        if not signature(LAYER).bind(*args, **kwargs).arguments.get("need_weights", True):
+            return function(*args, **kwargs)
+        return self.call(function, partial(told_by_layer, LAYER), args, kwargs)
 
     def regard(self, asked: dict[str, Any]) -> Answered:
         """A call of regard's own, which is told before and after it is answered."""
@@ -178,6 +170,7 @@ class _Mode(TorchFunctionMode):
 
 
 SDPA = functional.scaled_dot_product_attention
+LAYER = functional.multi_head_attention_forward
 
 
 def _places(model: nn.Module) -> Iterator[tuple[Any, str, Told]]:
@@ -189,11 +182,12 @@ def _places(model: nn.Module) -> Iterator[tuple[Any, str, Told]]:
     theirs = sys.modules.get("transformers.integrations.flex_attention")
     if theirs is not None and hasattr(theirs, "compile_friendly_flex_attention"):
         yield theirs, "compile_friendly_flex_attention", told_by_flex
+    plain_flex = None if flex is None else original_of(flex.flex_attention)
     for module in _files(model):
         if hasattr(module, "eager_attention_forward"):
             yield module, "eager_attention_forward", told_by_eager
         for name, value in list(vars(module).items()):
-            if flex is not None and value is not None and _original(value) is flex.flex_attention:
+            if plain_flex is not None and value is not None and _original(value) is plain_flex:
                 yield module, name, told_by_flex
     if flex is not None:
         yield flex, "flex_attention", told_by_flex
@@ -207,5 +201,6 @@ def _files(model: nn.Module) -> list[ModuleType]:
 
 
 def _original(function: Any) -> Any:
-    """What torch.compile was given, where it made this function."""
+    """The function behind an override, and behind torch.compile."""
+    function = original_of(function)
     return getattr(function, "_torchdynamo_orig_callable", function) if callable(function) else None

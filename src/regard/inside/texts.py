@@ -72,8 +72,8 @@ def check_tokens(tokens: Any) -> None:
     names_fit = not isinstance(tokens, Mapping) or all(isinstance(name, str) for name in tokens)
     if not names_fit or not all(part is None or _is_text(part) or _is_batch(part) for part in parts):
         raise SpecError(
-            "tokens must be a list of strings, a list of such lists (one for each text of a batch), a dict of either by "
-            f"name, or None; got {repr(tokens)[:80]}."
+            "tokens must be a list of strings, a list of such lists (one for each text of a batch), a dict of either "
+            f"by name, or None; got {repr(tokens)[:80]}."
         )
 
 

@@ -1,7 +1,7 @@
 """Calls of attention by others, told in regard's words: for each function, what its arguments ask of `attend`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.integrations import huggingface, torch_sdpa
+from regard.integrations.function_override import overridden
 from regard.spec import mask, score
 
 
@@ -83,13 +84,13 @@ def told_by_layer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> He
     def ask() -> dict[str, Any]:
         found: list[Heard] = []
 
-        def take(*given: Any, **options: Any) -> Tensor:
+        def capture(_: Any, *given: Any, **options: Any) -> Tensor:
             found.append(told_by_sdpa(*given, **options))
             raise _Enough
 
         bound = signature(function).bind(*args, **kwargs)
         bound.arguments["need_weights"] = False
-        with suppress(_Enough), replaced(functional, "scaled_dot_product_attention", take):
+        with suppress(_Enough), overridden(functional, "scaled_dot_product_attention", capture):
             function(*bound.args, **bound.kwargs)
         return found[0].ask()
 
@@ -166,13 +167,3 @@ def as_it_is(answer: Any) -> Tensor:
 
 def _instead(_: Any, output: Tensor) -> Tensor:
     return output
-
-
-@contextmanager
-def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

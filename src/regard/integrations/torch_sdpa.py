@@ -1,6 +1,5 @@
 """torch's own attention call, answered by regard: the same arguments, the same meaning."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.attention import attention
 from regard.errors import SpecError
+from regard.integrations.function_override import original_of, overridden
 from regard.spec import mask, score
 from regard.spec.array import over_pairs
 
@@ -99,11 +99,6 @@ def _as_four(attn_mask: Tensor, leading: tuple[int, ...], n_q: int, n_k: int) ->
     return over_pairs(attn_mask.reshape((1,) * missing + tuple(attn_mask.shape)), leading)
 
 
-_here = threading.local()
-_lock = threading.Lock()
-_users = 0
-
-
 class _Replacing(TorchFunctionMode):
     """Sends every call of torch's attention to regard's. A mode also turns off torch's fused encoder layers, which
     would otherwise not make that call."""
@@ -111,33 +106,15 @@ class _Replacing(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is _original:
             return scaled_dot_product_attention(*args, **(kwargs or {}))
-        if function is torch.nn.functional.multi_head_attention_forward:
-            with _patched():  # its inner call happens where no mode is listening
+        if original_of(function) is original_of(torch.nn.functional.multi_head_attention_forward):
+            # its inner call happens where no mode is active
+            with overridden(torch.nn.functional, "scaled_dot_product_attention", _replacement):
                 return function(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
-@contextmanager
-def _patched() -> Iterator[None]:
-    """torch's own module calls regard's function, in this thread, for as long as some thread is in here."""
-    global _users
-    with _lock:
-        _users += 1
-        torch.nn.functional.scaled_dot_product_attention = _in_this_thread
-    before, _here.replaces = getattr(_here, "replaces", False), True
-    try:
-        yield
-    finally:
-        _here.replaces = before
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                torch.nn.functional.scaled_dot_product_attention = _original
-
-
-def _in_this_thread(*args: Any, **kwargs: Any) -> Tensor:
-    answer = scaled_dot_product_attention if getattr(_here, "replaces", False) else _original
-    return answer(*args, **kwargs)
+def _replacement(_: Any, *args: Any, **kwargs: Any) -> Tensor:
+    return scaled_dot_product_attention(*args, **kwargs)
 
 
 @contextmanager

@@ -25,10 +25,15 @@ def names() -> tuple[str, ...]:
     return tuple(_WHERE)
 
 
-def task(name: str, data: str | Path = "data") -> Task:
-    """The task of a name; `data` is the folder that `make data` fills."""
+def check_name(name: str) -> None:
+    """Raises `SpecError` unless there is a task of this name."""
     if name not in _WHERE:
         raise SpecError(f"the task must be one of {', '.join(_WHERE)}; got {name!r}.")
+
+
+def task(name: str, data: str | Path = "data") -> Task:
+    """The task of a name; `data` is the folder that `make data` fills."""
+    check_name(name)
     module, maker = _WHERE[name]
     made: Task = getattr(import_module(f"regard.models.tasks.{module}"), maker)(Path(data))
     return made
