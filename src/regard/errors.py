@@ -9,6 +9,10 @@ class SpecError(RegardError, ValueError):
     """The question itself is not well formed: shapes, dtypes or arguments that cannot go together."""
 
 
+class OutOfRangeError(SpecError, IndexError):
+    """An index is beyond what it counts: layers, heads, queries or keys."""
+
+
 class TraceError(RegardError, TypeError):
     """A Python function could not be read as a formula."""
 

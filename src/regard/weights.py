@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.engine.dense import block, positions_of
 from regard.engine.parts import NOTHING, Matrix, Part, Parts, Wanted
-from regard.errors import BudgetError, SpecError
+from regard.errors import BudgetError, OutOfRangeError, SpecError
 from regard.measure import Measure, Measured, WeightTile
 from regard.plan.blocks import blocks, strips
 from regard.plan.choose import Plan
@@ -190,6 +190,8 @@ def _indices(index: Any, shape: tuple[int, ...]) -> list[int | Tensor]:
 
 def _along(entry: Any, size: int, axis: int) -> int | Tensor:
     if isinstance(entry, slice):
+        if entry.step == 0:
+            raise SpecError(f"a slice of dimension {axis} must have a step other than 0; got {entry!r}.")
         return torch.tensor(list(range(*entry.indices(size))), dtype=torch.int64)
     refusal = SpecError(f"an index of weights must be a whole number, a slice or a list of them; got {entry!r}.")
     if entry is None or isinstance(entry, (str, bool)):
@@ -205,7 +207,7 @@ def _along(entry: Any, size: int, axis: int) -> int | Tensor:
         raise refusal
     taken = taken.long()
     if len(taken) and (int(taken.min()) < -size or int(taken.max()) >= size):
-        raise IndexError(f"index {entry!r} is out of range for dimension {axis} of size {size}.")
+        raise OutOfRangeError(f"index {entry!r} is out of range for dimension {axis} of size {size}.")
     taken = taken % size if size else taken
     return int(taken[0]) if single else taken
 

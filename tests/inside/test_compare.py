@@ -146,7 +146,7 @@ def test_weights_by_the_size_of_values_and_of_what_they_become(key_heads: int) -
     become = torch.stack([v[:, h] @ out[:, h * WIDTH : (h + 1) * WIDTH].mT for h in range(HEADS)], 1).norm(dim=-1)
     right = weights * (become / become.amax(-1, keepdim=True))[:, :, None]
     torch.testing.assert_close(tape.weighted(1, out)[0, 2, 3:6, [1, 2]], right[0, 2, 3:6][..., [1, 2]], **CLOSE)
-    with pytest.raises(SpecError, match=r"out must have 4 x 8 columns.*got shape \(5, 7\)"):
+    with pytest.raises(SpecError, match=r"out must have 4 x 8 columns.*got Tensor of shape \(5, 7\)"):
         tape.weighted(1, torch.randn(5, 7))
 
 

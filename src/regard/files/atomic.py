@@ -30,8 +30,8 @@ def write_text(path: str | Path, text: str) -> None:
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """Yields a binary file that replaces `path` when the block ends. If the block fails, `path` does not change.
 
-    An existing file keeps its mode; a new file has the mode that the umask allows. A symbolic link stays, and its target
-    is replaced. Pipes and devices are written directly. Raises `SaveError` where the system cannot write.
+    An existing file keeps its mode; a new file has the mode that the umask allows. A symbolic link stays, and its
+    target is replaced. Pipes and devices are written directly. Raises `SaveError` where the system cannot write.
     """
     target = Path(os.path.realpath(path))
     with save_errors(path):

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from regard import measure
-from regard.errors import SpecError
+from regard.errors import OutOfRangeError, SpecError
+from regard.inside import arguments
 from regard.inside.layer import Layer
 from regard.inside.matrix import Matrix
 from regard.inside.table import HeadTable, Row
 
 CELLS = 64  # a side, of maps by which texts of different lengths are compared
+
+MAX_CELLS = 4096
 
 
 class Comparison:
@@ -53,12 +56,15 @@ class Comparison:
     def map(self, layer: int, *, cells: int = CELLS) -> Tensor:
         """(batch, heads, cells, cells): how much more of all weight lies in a cell of the first recording."""
         one, other = self._pair(layer)
+        cells = arguments.whole(cells, "cells", 1, MAX_CELLS)
         return _pooled(one, cells) - _pooled(other, cells)
 
     def _pair(self, layer: int) -> tuple[Layer, Layer]:
-        if layer not in self._pairs:
-            raise SpecError(f"a layer must be in both recordings: {', '.join(map(str, self._pairs))}; got {layer}.")
-        return self._pairs[layer]
+        number = arguments.whole(layer, "a layer")
+        if number not in self._pairs:
+            known = ", ".join(map(str, self._pairs))
+            raise OutOfRangeError(f"a layer must be in both recordings: {known}; got {layer}.")
+        return self._pairs[number]
 
 
 class Difference(Matrix):

@@ -11,10 +11,12 @@ there but a block of rows at a time.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import BudgetError, MissingError, SpecError
+from regard.errors import BudgetError, MissingError, OutOfRangeError, SpecError
+from regard.inside import arguments
 from regard.inside.gradient import TimesGradient
 from regard.inside.layer import Layer
 from regard.inside.matrix import row_blocks
@@ -53,16 +55,23 @@ def _backwards(
 ) -> Tensor:
     layers = stacked(layers)
     batch, _, n, _ = layers[0].take.q.shape
-    asked = torch.tensor([of] if isinstance(of, int) else list(of))
-    if len(asked) and not bool(((asked >= -n) & (asked < n)).all()):
-        raise SpecError(f"tokens must be from 0 to {n - 1}; got {asked.tolist()}.")
-    rows = torch.nn.functional.one_hot(asked % n, n).float().expand(batch, -1, -1)
+    positions = torch.tensor(_tokens(of, n), dtype=torch.int64)
+    rows = torch.nn.functional.one_hot(positions % n, n).float().expand(batch, -1, -1)
     for layer in reversed(layers):
         of_layer, after = matrix(layer), rows if keeps else torch.zeros_like(rows)
         for which in row_blocks((*layer.take.q.shape[:3], n)):
             after = after + rows[:, :, which] @ of_layer(which)
         rows = after
     return rows
+
+
+def _tokens(of: Any, n: int) -> list[int]:
+    """Positions of tokens, counted from the end if they are negative."""
+    one = isinstance(of, (int, np.integer)) or getattr(of, "ndim", 1) == 0
+    positions = [arguments.whole(of, "a token")] if one else arguments.wholes(of, "tokens")
+    if not all(-n <= position < n for position in positions):
+        raise OutOfRangeError(f"tokens must be from 0 to {n - 1}; got {positions}.")
+    return positions
 
 
 def stacked(layers: Sequence[Layer]) -> Sequence[Layer]:
@@ -87,6 +96,7 @@ def flow(layers: Sequence[Layer], of: int) -> Tensor:
             f"attention flow must be asked of at most {LARGEST_FLOW} tokens, since its graph has n² edges a layer and "
             f"is solved n times; got {n}. Use rollout, or a shorter text."
         )
+    (token,) = _tokens([of], n)
     networkx = _networkx()
     result = torch.zeros(batch, n)
     for b in range(batch):
@@ -100,7 +110,7 @@ def flow(layers: Sequence[Layer], of: int) -> Tensor:
                 for j in range(n)
                 if wide[i, j] > 0
             )
-        end = (len(layers), of % n)
+        end = (len(layers), token % n)
         for j in range(n):
             result[b, j] = networkx.maximum_flow_value(graph, (0, j), end)
     return result

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.inside import arguments
 
 CELLS = 2**24  # pairs of all heads that are there at a time
 
@@ -22,14 +23,19 @@ class Matrix(ABC):
 
     def __getitem__(self, index: Any) -> Tensor:
         entries = list(index) if isinstance(index, tuple) else [index]
-        if any(e is Ellipsis for e in entries):
-            at = next(n for n, e in enumerate(entries) if e is Ellipsis)
-            entries[at : at + 1] = [slice(None)] * (len(self.shape) - len(entries) + 1)
-        if len(entries) > len(self.shape):
-            raise SpecError(f"{self!r} must get at most {len(self.shape)} indices; got {len(entries)}.")
-        entries += [slice(None)] * (len(self.shape) - len(entries))
-        found = self.part(*(slice(e, e + 1 or None) if isinstance(e, int) else e for e in entries))
-        return found[tuple(0 if isinstance(e, int) else slice(None) for e in entries)]
+        ellipses = [n for n, e in enumerate(entries) if e is Ellipsis]
+        if len(entries) - len(ellipses) > len(self.shape) or len(ellipses) > 1:
+            raise SpecError(
+                f"{self!r} must get at most {len(self.shape)} indices and one `...`; got {len(entries)} entries."
+            )
+        at = ellipses[0] if ellipses else len(entries)
+        missing = len(self.shape) - len(entries) + len(ellipses)
+        entries[at : at + len(ellipses)] = [slice(None)] * missing
+        places = [
+            arguments.index(e, n, f"an index of dimension {axis}") for axis, (e, n) in _sized(entries, self.shape)
+        ]
+        part = self.part(*places)
+        return part[tuple(0 if arguments.is_single(e) else slice(None) for e in entries)]
 
     def row_blocks(self) -> Iterator[slice]:
         """Queries by the block, so that a block of all heads has at most `CELLS` pairs."""
@@ -37,6 +43,10 @@ class Matrix(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, computed on request)"
+
+
+def _sized(entries: list[Any], shape: tuple[int, ...]) -> Iterator[tuple[int, tuple[Any, int]]]:
+    return enumerate(zip(entries, shape, strict=True))
 
 
 def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:

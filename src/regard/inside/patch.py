@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.attention import attention
 from regard.errors import SpecError
 from regard.heard import unheard
+from regard.inside import arguments
 from regard.inside.calls import Answered, heard
 from regard.inside.running import Running, eagerly, is_meant
 from regard.inside.take import Take, four_dimensional
@@ -29,6 +30,7 @@ class Head:
 
 
 Change = Callable[[Head], Tensor]
+MAX_SHIFT = 2**31
 
 
 def zero(head: Head) -> Tensor:
@@ -51,6 +53,7 @@ def uniform(head: Head) -> Tensor:
 
 def shifted(by: int) -> Change:
     """Weights as they are, on keys `by` places further on; what would fall beyond the end is lost."""
+    by = arguments.whole(by, "by", -MAX_SHIFT, MAX_SHIFT)
 
     def change(head: Head) -> Tensor:
         v = head.take.v.roll(-by, dims=2)
@@ -67,12 +70,43 @@ def looking(**options: Any) -> Change:
 
 def weights(given: Tensor) -> Change:
     """These weights, (n_q, n_k) or with batch and head before them."""
-    return lambda head: (given.to(head.take.v.dtype) @ head.take.v).expand_as(head.output)
+    arguments.tensor(given, "weights", 2)
+
+    def change(head: Head) -> Tensor:
+        shape = (*head.output.shape[:3], head.take.k.shape[2])
+        try:
+            rows = given.to(head.take.v.dtype).expand(shape)
+        except RuntimeError:
+            raise SpecError(f"weights must fit {shape}; got shape {tuple(given.shape)}.") from None
+        return rows @ head.take.v
+
+    return change
 
 
 def _asked(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> Tensor:
     with unheard():
         return attention(q, k, v, **options)  # type: ignore[no-any-return]  # tensors in, tensor out
+
+
+def _checked(changes: Any) -> dict[tuple[int | str, int], Change]:
+    """The changes, if they are functions by (layer, head)."""
+    if not isinstance(changes, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in changes):
+        raise SpecError(
+            f"changes must be functions by (layer, head), {{(0, 3): zero}}; got {arguments.short(changes)}."
+        )
+    return {
+        (arguments.layer_name(layer), arguments.whole(head, "a head", 0)): arguments.function(change, "a change")
+        for (layer, head), change in changes.items()
+    }
+
+
+def _changed(change: Change, head: Head) -> Tensor:
+    output = change(head)
+    if not isinstance(output, Tensor) or output.shape != head.output.shape:
+        raise SpecError(
+            f"a change must return a tensor of shape {tuple(head.output.shape)}; got {arguments.short(output)}."
+        )
+    return output
 
 
 @contextmanager
@@ -87,6 +121,9 @@ def patch(model: nn.Module, changes: Mapping[tuple[int | str, int], Change]) -> 
     >>> torch.allclose(y, model(x))
     False
     """
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"patch must be given a torch.nn.Module; got {arguments.short(model)}.")
+    changes = _checked(changes)
     running, done = Running(model), set()
 
     def hear(call: Heard) -> Answered | None:
@@ -113,7 +150,7 @@ def patch(model: nn.Module, changes: Mapping[tuple[int | str, int], Change]) -> 
                     None,
                     call.source,
                 )
-                heads[:, head : head + 1] = change(Head(one, heads[:, head : head + 1].clone()))
+                heads[:, head : head + 1] = _changed(change, Head(one, heads[:, head : head + 1].clone()))
                 done.add((layer, head))
             return changed
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import BudgetError, SpecError, TraceError
+from regard.inside import arguments
 from regard.inside.calls import Answered, heard
 from regard.inside.running import Running, eagerly, is_meant
 from regard.inside.take import taken
@@ -49,8 +50,10 @@ def record(
 class _Recorder:
     def __init__(self, model: nn.Module, layers: Any, heads: Any, budget: int, said: Any) -> None:
         self.running = Running(model)
-        self.wanted = None if layers is None else [layers] if isinstance(layers, (int, str)) else list(layers)
-        self.heads = None if heads is None else list(heads)
+        self.wanted = None if layers is None else arguments.layer_names(layers)
+        self.heads = None if heads is None else arguments.wholes(heads, "heads", 0)
+        if self.heads is not None and (not self.heads or len(set(self.heads)) != len(self.heads)):
+            raise SpecError(f"heads must name at least one head, each once, or be None for all; got {self.heads}.")
         self.budget, self.said, self.used = budget, said, 0
         self.kept: dict[Any, tuple[Tensor, Tensor]] = {}  # tensors of masks and rules, and their copies
         self.tape = Tape()

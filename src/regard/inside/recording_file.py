@@ -94,8 +94,8 @@ def read_recording(path: str | Path) -> Content:
         raise LoadError(f"{path} must be a recording that tape.save wrote; it holds {json.dumps(words)[:60]}.")
     if type(version) is not int or version != FORMAT:
         raise LoadError(
-            f"{path} must be a recording of format {FORMAT}; it has format {json.dumps(version)[:20]}. Record again with "
-            "this version of regard."
+            f"{path} must be a recording of format {FORMAT}; it has format {json.dumps(version)[:20]}. Record again "
+            "with this version of regard."
         )
     tensors, words = read(path, verified=True)
     try:
@@ -203,6 +203,10 @@ def _check_sizes(spelled: Spelled, width: int) -> None:
     todo = [parsed]
     while todo:
         part = todo.pop()
+        if isinstance(part, dict) and len(part) == 1 and set(part) <= {"number", "tensor", "term"}:
+            continue
+        if type(part) is int:
+            raise _Malformed(f"the text of a call holds the number {str(part)[:40]}, which belongs into its numbers")
         if isinstance(part, list) and len(part) == 3 and part[0] in ("weigh.sinkhorn", "feature.favor"):
             _check_maker(part[0], [*_values(part[1]), *_values(part[2])], spelled.numbers, width)
         todo.extend(_values(part))

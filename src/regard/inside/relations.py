@@ -5,11 +5,13 @@ Beside it stands the best that could be had by always looking at the same distan
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.errors import SpecError
+from regard.errors import OutOfRangeError, SpecError
+from regard.inside import arguments
 from regard.inside.layer import Layer
 from regard.inside.places import by_group
 from regard.inside.table import HeadTable, Row
@@ -24,8 +26,10 @@ def syntactic(edges: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
     {0: {1}, 2: {1}}
     """
     found: dict[int, set[int]] = {}
-    for word, head in edges:
-        found.setdefault(word, set()).add(head)
+    for edge in _groups(edges, "edges"):
+        if len(edge) != 2:
+            raise SpecError(f"an edge must be two words, (word, the word it depends on); got {edge}.")
+        found.setdefault(edge[0], set()).add(edge[1])
     return found
 
 
@@ -36,18 +40,35 @@ def coreferent(clusters: Iterable[Sequence[int]]) -> dict[int, set[int]]:
     {5: {1}, 9: {1, 5}}
     """
     found: dict[int, set[int]] = {}
-    for cluster in clusters:
+    for cluster in _groups(clusters, "clusters"):
         ordered = sorted(cluster)
         found |= {word: set(ordered[:place]) for place, word in enumerate(ordered) if place}
     return found
 
 
-def related(layers: Sequence[Layer], targets: Targets, words: Sequence[int], special: Iterable[int]) -> HeadTable:
+def _groups(values: Any, what: str) -> list[list[int]]:
+    if isinstance(values, (str, bytes, Mapping, Tensor)) or not isinstance(values, Iterable):
+        raise SpecError(f"{what} must be a list of lists of words, each by its number; got {arguments.short(values)}.")
+    return [arguments.wholes(each, f"words of {what}", 0) for each in values]
+
+
+def _check_targets(targets: Any) -> None:
+    if not isinstance(targets, Mapping):
+        raise SpecError(f"targets must be right words by word, {{0: {{1}}}}; got {arguments.short(targets)}.")
+    for word, right in targets.items():
+        arguments.whole(word, "a word")
+        arguments.wholes(right, "right words")
+
+
+def related(layers: Sequence[Layer], targets: Targets, words: Sequence[int], special: Sequence[int]) -> HeadTable:
     """A row for each head: `right`, `baseline`, the best share of one distance, and `offset`, that distance.
 
     `words` has the number of its word for each token; `special` are words that are not counted as looked at.
     """
     count = max(words, default=-1) + 1
+    _check_targets(targets)
+    if any(not -count <= word < count for word in special):
+        raise OutOfRangeError(f"special words must be from 0 to {count - 1}; got {list(special)}.")
     if not targets or not all(0 <= w < count for word, right in targets.items() for w in (word, *right)):
         raise SpecError(f"words must be asked about, by their numbers from 0 to {count - 1}; got {dict(targets)}.")
     baseline, offset = _best_offset(targets, count)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import MissingError, SpecError
+from regard.inside import arguments
 from regard.inside.heads import Looked, Scores
 from regard.inside.layer import Layer
 from regard.inside.texts import Texts, crosses
@@ -52,7 +53,12 @@ class HeadTable(Sequence[Row]):
         return len(self._rows)
 
     def __getitem__(self, place: Any) -> Any:
-        return HeadTable(self._rows[place]) if isinstance(place, slice) else self._rows[place]
+        places = arguments.index(place, len(self), "a row")
+        if isinstance(place, slice):
+            return HeadTable(self._rows[places] if isinstance(places, slice) else [self._rows[n] for n in places])
+        if not arguments.is_single(place):
+            raise SpecError(f"a row must be a whole number or a slice; got {arguments.short(place)}.")
+        return self._rows[place]
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows)
@@ -73,6 +79,7 @@ class HeadTable(Sequence[Row]):
         return HeadTable(sorted(known, key=lambda row: row[by], reverse=largest_first) + missing)
 
     def where(self, holds: Callable[[Row], bool]) -> "HeadTable":
+        arguments.function(holds, "the condition")
         return HeadTable([row for row in self._rows if holds(row)])
 
     def frame(self) -> Any:
@@ -87,6 +94,8 @@ class HeadTable(Sequence[Row]):
 
     def check(self, name: str) -> None:
         """Refuses a column that is not there."""
+        if not isinstance(name, str):
+            raise SpecError(f"a column must be named by a string; got {arguments.short(name)}.")
         if self._rows and name not in self._rows[0]:
             known = ", ".join(self.columns)
             more = " Give the tape its tokens first: tape.tokens = [...]." if name in NEED_TOKENS else ""
@@ -235,7 +244,7 @@ class Found:
 
 def found(heads: HeadTable, kind: str, least: float) -> list[Found]:
     """The heads of a kind, the strongest first."""
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise SpecError(f"a kind of head must be one of {', '.join(KINDS)}; got {kind!r}.")
     if not len(heads):
         return []

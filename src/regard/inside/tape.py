@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import SpecError
+from regard.errors import OutOfRangeError, SpecError
+from regard.inside import arguments
 from regard.inside.compare import Comparison
 from regard.inside.flow import flow, relevance, rollout
 from regard.inside.gradient import Reversed, TimesGradient
@@ -63,16 +64,17 @@ class Tape:
 
     def find_layer(self, which: int | str) -> Layer:
         """The layer of a number, from the end if it is negative, or of the beginning of a path."""
-        if isinstance(which, int):
-            found = self.layers[which:][:1] if which < 0 else [x for x in self.layers if x.number == which]
+        which = arguments.layer_name(which)
+        if isinstance(which, int) and which < 0:
+            matches = self.layers[which:][:1] if -which <= len(self) else []
         else:
-            found = [layer for layer in self.layers if is_meant(which, layer.number, layer.path)]
-        if len(found) == 1:
-            return found[0]
+            matches = [layer for layer in self.layers if is_meant(which, layer.number, layer.path)]
+        if len(matches) == 1:
+            return matches[0]
         known = ", ".join(f"{layer.number} ({layer.path})" for layer in self.layers) or "none"
-        what = f"several begin with {which!r}" if found else f"got {which!r}"
+        what = f"several begin with {which!r}" if matches else f"got {which!r}"
         dropped = f" Not kept: {'; '.join(self.dropped)}" if self.dropped else ""
-        raise SpecError(f"a layer must be one of those on the tape: {known}; {what}.{dropped}")
+        raise OutOfRangeError(f"a layer must be one of those on the tape: {known}; {what}.{dropped}")
 
     def heads(
         self,
@@ -86,6 +88,10 @@ class Tape:
         A layer is passed over some few times in tiles; no matrix of weights is made. `progress` hears the share that is
         done.
         """
+        separators = arguments.strings(separators, "separators")
+        window = arguments.whole(window, "window", 1)
+        if progress is not None:
+            arguments.function(progress, "progress")
         return table(self.layers, self._texts, separators, window, progress)
 
     def find(self, kind: str, *, least: float = LEAST, heads: HeadTable | None = None) -> list[Found]:
@@ -93,6 +99,9 @@ class Tape:
 
         Who asks for several kinds gives the table: `tape.find("previous", heads=tape.heads())`.
         """
+        least = arguments.number(least, "least")
+        if heads is not None:
+            arguments.of_kind(heads, HeadTable, "heads")
         return found(self.heads() if heads is None else heads, kind, least)
 
     def rollout(self, of: int | Iterable[int], *, layers: Iterable[int | str] | None = None) -> Tensor:
@@ -117,11 +126,12 @@ class Tape:
 
     def compare(self, other: "Tape") -> Comparison:
         """This recording against another, of another model, prompt, kernel or mechanism; see `Comparison`."""
-        return Comparison(self.layers, other.layers)
+        return Comparison(self.layers, arguments.of_kind(other, Tape, "the other recording").layers)
 
     def similarity(self, *, rows: int = 64, seed: int = 0, layers: Iterable[int | str] | None = None) -> Similarity:
         """How alike heads look, over some rows that are drawn by the seed."""
-        return similarity(self._some(layers), rows, seed)
+        rows = arguments.whole(rows, "rows", 1)
+        return similarity(self._some(layers), rows, arguments.whole(seed, "seed", 0, 2**63 - 1))
 
     def weighted(self, which: int | str, out: Tensor | None = None) -> Weighted:
         """A layer's weights times the sizes of its values; with `out`, the matrix after attention, of what they become
@@ -135,6 +145,7 @@ class Tape:
         """
         layer = self.find_layer(which)
         if groups is not None:
+            groups = arguments.wholes(groups, "groups", -1)
             return by_group(layer, groups, groups)
         texts, path = self._texts, layer.path
         names = texts.of_queries(path), texts.of_keys(path)
@@ -155,10 +166,11 @@ class Tape:
         number of its word for each token; None takes each token for a word. `special` words are not counted.
         """
         length = self.layers[0].take.k.shape[2] if self.layers else 0
-        return related(self.layers, targets, range(length) if words is None else words, special)
+        groups = list(range(length)) if words is None else arguments.wholes(words, "words", -1)
+        return related(self.layers, targets, groups, arguments.wholes(special, "special"))
 
     def _some(self, which: Iterable[int | str] | None) -> list[Layer]:
-        return self.layers if which is None else [self.find_layer(each) for each in which]
+        return self.layers if which is None else [self.find_layer(each) for each in arguments.layer_names(which)]
 
     @property
     def _texts(self) -> Texts:
@@ -177,12 +189,12 @@ class Tape:
 
     def save(self, path: str | Path) -> None:
         """Writes the recording into one safetensors file with a checksum. See `load_tape`."""
-        write_recording(path, Content(self.layers, self.tokens, self.dropped))
+        write_recording(arguments.path(path, "a recording"), Content(self.layers, self.tokens, self.dropped))
 
 
 def load_tape(path: str | Path) -> Tape:
     """Reads a recording that `Tape.save` wrote. Raises `LoadError` where the file is damaged or of another kind."""
-    content = read_recording(path)
+    content = read_recording(arguments.path(path, "a recording"))
     tape = Tape()
     tape.tokens, tape.dropped = content.tokens, content.dropped
     tape._layers = {layer.path: layer for layer in content.layers}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.inside.arguments import short
 from regard.inside.layer import Layer
 from regard.inside.matrix import Matrix
 
@@ -22,10 +23,10 @@ class Weighted(Matrix):
         v = take.v.float().repeat_interleave(take.q.shape[1] // take.v.shape[1], dim=1)
         if out is not None:
             heads, width = v.shape[1], v.shape[-1]
-            if out.shape[-1] != heads * width:
+            if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[-1] != heads * width:
                 raise SpecError(
                     f"out must have {heads} x {width} columns, as the weight of the linear layer after attention has; "
-                    f"got shape {tuple(out.shape)}."
+                    f"got {short(out)}."
                 )
             v = torch.einsum("bhjd,ohd->bhjo", v, out.detach().float().unflatten(-1, (heads, width)))
         size = v.norm(dim=-1)

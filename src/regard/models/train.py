@@ -50,8 +50,16 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise SpecError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}.")
+        for name in ("steps", "warmup", "seed"):
+            if type(number := getattr(self, name)) is not int:
+                raise SpecError(f"{name} must be a whole number; got {number!r}.")
+        for name in ("rate", "decay", "clip", "smoothing"):
+            if type(number := getattr(self, name)) not in (int, float):
+                raise SpecError(f"{name} must be a number; got {number!r}.")
         if self.steps < 1 or self.warmup < 0:
             raise SpecError(f"steps must be at least 1 and warmup 0; got {self.steps} and {self.warmup}.")
+        if not (isinstance(self.betas, tuple) and len(self.betas) == 2 and all(_is_share(b) for b in self.betas)):
+            raise SpecError(f"betas must be two numbers from 0 to less than 1; got {self.betas!r}.")
         for name, number in (("rate", self.rate), ("clip", self.clip)):
             if not 0 < number < math.inf:
                 raise SpecError(f"{name} must be a number above 0; got {number}.")
@@ -78,6 +86,10 @@ class Recipe:
             return self.rate
         way = min((t - self.warmup) / max(self.steps - self.warmup, 1), 1.0)
         return self.rate * (0.55 + 0.45 * math.cos(math.pi * way))
+
+
+def _is_share(number: Any) -> bool:
+    return type(number) in (int, float) and 0 <= number < 1
 
 
 @dataclass(frozen=True)
@@ -162,7 +174,8 @@ class Training:
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.recipe.decay},
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
-        return AdamW(groups, lr=self.recipe.rate, betas=self.recipe.betas, eps=1e-9, fused=True)
+        betas = float(self.recipe.betas[0]), float(self.recipe.betas[1])
+        return AdamW(groups, lr=self.recipe.rate, betas=betas, eps=1e-9, fused=True)
 
     @property
     def is_over(self) -> bool:
@@ -232,9 +245,10 @@ class Training:
         cls, task: Task, path: str | Path, recipe: Recipe | None = None, *, spread: Spreading | None = None
     ) -> "Training":
         """A training that goes on where `save` left it; another recipe may say how many steps are left."""
-        tensors, words = read(path)
+        tensors, words = read(path, verified=True)
         if words.get("task") != task.name:
-            raise LoadError(f"{path} must be a checkpoint of {task.name!r}; got one of {words.get('task')!r}.")
+            got = repr(words.get("task"))[:60]
+            raise LoadError(f"{path} must be a checkpoint of {task.name!r}; got one of {got}.")
         if words.get("digest") != _digest(task):
             raise LoadError(
                 f"{path} was begun on other data than this, and can only go on with the same. Give --data as before, "
@@ -243,8 +257,8 @@ class Training:
         try:
             saved = words["recipe"]
             known = Recipe(**{**saved, "betas": tuple(saved["betas"])})
-            step, curve = int(words["step"]), [Report(*row) for row in words["curve"]]
-        except (KeyError, TypeError, ValueError) as error:
+            step, curve = _step(words["step"]), [_report(row) for row in words["curve"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LoadError(f"{path} must be a checkpoint, with recipe, step and curve; it is not ({error}).") from None
         made = cls(task, known if recipe is None else recipe, spread=spread)
         fit(made.model, _part(tensors, "model."), path)
@@ -262,8 +276,23 @@ class Training:
                     raise LoadError(f"{path} must hold '{kind}.{name}' as well, to go on; it does not.")
                 if (got := tuple(found[kind].shape)) != shape:
                     raise LoadError(f"'{kind}.{name}' must have shape {shape}; got {got} in {path}.")
+                if not found[kind].is_floating_point():
+                    raise LoadError(f"'{kind}.{name}' must hold floats; got {found[kind].dtype} in {path}.")
             if found:
                 self._optimizer.state[parameter] = found
+
+
+def _step(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"a step must be a whole number from 0, not {str(number)[:40]}")
+    return number
+
+
+def _report(row: Any) -> Report:
+    step, *numbers = row
+    if len(numbers) != 4 or not all(type(number) in (int, float) for number in numbers):
+        raise ValueError(f"a row of the curve must be a step and four numbers, not {str(row)[:60]}")
+    return Report(_step(step), *map(float, numbers))
 
 
 def _digest(task: Task) -> str | None:
