@@ -20,7 +20,7 @@ from regard.attention import IN_ORDER, asked, finished
 from regard.engine.gradient import Engine, resumed, run
 from regard.errors import EngineError
 from regard.plan.choose import Plan, choose
-from regard.spec.named import read_back
+from regard.spec.named import read_options
 from regard.spec.precision import without_autocast
 from regard.spec.read import read
 from regard.spec.spec import Question
@@ -90,8 +90,8 @@ def _read(
     q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], question: str
 ) -> tuple[Question, Plan, Engine]:
     """What a text asks, its plan, and the engine that answers it."""
-    make = read_back if tensors else _read_again
-    options = dict(zip(OPTIONS, make(question, tuple(tensors), tuple(numbers)), strict=True))
+    make = read_options if tensors else _read_again
+    options = dict(make(question, tuple(tensors), tuple(numbers), OPTIONS))
     engine = options.pop("engine")
     if isinstance(options["seed"], Tensor):
         options["seed"] = int(options["seed"])
@@ -100,7 +100,7 @@ def _read(
     return asking, plan, next(e for e in IN_ORDER if e.name == plan.engine)
 
 
-_read_again = lru_cache(maxsize=64)(read_back)
+_read_again = lru_cache(maxsize=64)(read_options)
 
 _DERIVATIVES = DispatchKeySet(DispatchKey.AutogradFunctionality)
 _DERIVATIVES |= DispatchKeySet(DispatchKey.AutogradOther) | DispatchKeySet(DispatchKey.AutogradNestedTensor)

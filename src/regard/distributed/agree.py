@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.distributed.peers import Peers
 from regard.errors import RankError, RegardError
 from regard.spec.formula import FromLengths, FromQueries
+from regard.spec.nodes import digest
 from regard.spec.spec import Question
 from regard.spec.term import Term
 from regard.spec.text import text
@@ -66,8 +67,8 @@ def _lines(question: Question) -> list[str]:
 
 
 def _spelled(term: Term, names: Sequence[str]) -> str:
-    """A formula to read, and a number that also tells apart what is written alike."""
-    return f"{text(term, names)} (number {zlib.crc32(repr(term).encode())})"
+    """A formula to read, and a digest that also differs for formulas that are written alike."""
+    return f"{text(term, names)} (digest {digest(term)})"
 
 
 def _more(more: Mapping[str, object]) -> list[str]:

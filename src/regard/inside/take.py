@@ -18,7 +18,7 @@ from regard.spec.finite import shielded
 from regard.spec.formula import Formula
 from regard.spec.mask import Mask, as_mask
 from regard.spec.mask import from_term as mask_from
-from regard.spec.named import Named, Unspeakable, read_back, spell
+from regard.spec.named import Named, Unspeakable, read_options, spell
 from regard.spec.rule import from_term as rule_from
 from regard.spec.score import ScaledDot, Score, scaled_dot
 from regard.spec.term import Term, apply, constant, lookup, substitute, variable
@@ -35,7 +35,7 @@ class Spelled:
     numbers: tuple[int, ...]
 
     def options(self) -> dict[str, Any]:
-        return dict(zip(OPTIONS, read_back(self.text, self.tensors, self.numbers), strict=True))
+        return read_options(self.text, self.tensors, self.numbers, OPTIONS)
 
 
 @dataclass(eq=False)

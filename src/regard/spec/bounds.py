@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.interval import FAR, Interval, combine, exactly, whole
-from regard.spec.term import Term, slot_of
+from regard.spec.term import Term, postorder, slot_of
 
 Array = NDArray[Any]
 
@@ -113,11 +113,12 @@ class Bounds:
 
     def of(self, term: Term, regions: Regions) -> Interval:
         """The least and greatest value over each region, one entry a region. Conditions count as 0 and 1."""
-        low, high = self._of(term, regions, {})
+        low, high = self._of(term, regions)
         return np.broadcast_to(low, len(regions)), np.broadcast_to(high, len(regions))
 
-    def _of(self, node: Term, regions: Regions, known: dict[Term, Interval]) -> Interval:
-        if node not in known:
+    def _of(self, term: Term, regions: Regions) -> Interval:
+        known: dict[Term, Interval] = {}
+        for node in postorder((term,), lambda n: () if self._is_one_sided(n) else n.args):
             if node.op == "constant":
                 known[node] = exactly(np.asarray(node.value))
             elif node.op == "variable":
@@ -125,11 +126,11 @@ class Bounds:
             elif self._is_one_sided(node):
                 known[node] = self._hoisted(node, regions)
             else:
-                args = [self._of(a, regions, known) for a in node.args]
+                args = [known[a] for a in node.args]
                 known[node] = self._looked_up(node, args) if node.op == "lookup" else combine(node, args)
             if node.kind == "int":
                 known[node] = whole(*known[node])
-        return known[node]
+        return known[term]
 
     def _variable(self, name: str, regions: Regions) -> Interval:
         if name == "s":

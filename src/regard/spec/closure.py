@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from regard.spec.bounds import Bounds, Regions
-from regard.spec.evaluate import DECIDES, applied, widened
+from regard.spec.evaluate import DECIDES, State, applied, argument_states, widened
 from regard.spec.formula import Start
 from regard.spec.regions import Lengths
-from regard.spec.term import SMOOTH, VARIABLES, Number, Term, apply, slot_of, variable, walk
+from regard.spec.term import SMOOTH, VARIABLES, Number, Term, apply, postorder, slot_of, variable, walk
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -82,37 +82,43 @@ def _laid_out(
     """Numbers, steps and the place of the result. Places count variables, tensors, numbers, then results of steps."""
     layout = _Layout(term, precision, tensors)
     result = layout.place(term, precision is not None)
-    return tuple(layout.numbers.values()), tuple(layout.steps), result
+    return tuple(node.value for node in layout.numbers), tuple(layout.steps), result  # type: ignore[misc]  # numbers
 
 
 class _Layout:
     def __init__(self, term: Term, precision: torch.dtype | None, tensors: int) -> None:
         self.precision = precision
-        self.numbers: dict[Term, Any] = {node: node.value for node in walk(term) if node.op == "constant"}
+        constants = [node for node in walk(term) if node.op == "constant"]
+        self.numbers: dict[Term, int] = {node: n for n, node in enumerate(constants)}
         self.steps: list[Step] = []
-        self._places: dict[tuple[Term, bool], int] = {}
+        self._places: dict[State, int] = {}
         self._first_number = len(VARIABLES) + tensors
 
     def place(self, term: Term, precise: bool) -> int:
+        """Where the value of a part lies, once the steps that compute it are laid out."""
+        for state in postorder(((term, precise),), _parts):
+            self._places[state] = self._place(*state)
+        return self._places[term, precise]
+
+    def _place(self, term: Term, precise: bool) -> int:
         if term.op == "variable":
             return list(VARIABLES).index(str(term.value))
         if term.op == "constant":
-            return self._first_number + list(self.numbers).index(term)
-        if term.op in DECIDES and "s" not in term.depends:
-            precise = False
-        key = (term, precise)
-        if key not in self._places:
-            step = self._looked_up(term, precise) if term.op == "lookup" else self._applied(term, precise)
-            self._places[key] = self._first_number + len(self.numbers) + len(self.steps)
-            self.steps.append(step)
-        return self._places[key]
+            return self._first_number + self.numbers[term]
+        places = tuple(self._places[state] for state in _parts((term, precise)))
+        if term.op == "lookup":
+            read = partial(_entry, self.precision if precise else None)
+            self.steps.append((read, (len(VARIABLES) + slot_of(term), *places)))
+        else:
+            self.steps.append((partial(applied, term.op), places))
+        return self._first_number + len(self.numbers) + len(self.steps) - 1
 
-    def _looked_up(self, term: Term, precise: bool) -> Step:
-        places = [self.place(a, False) for a in term.args or (_NOTHING,)]
-        return partial(_entry, self.precision if precise else None), (len(VARIABLES) + slot_of(term), *places)
 
-    def _applied(self, term: Term, precise: bool) -> Step:
-        return partial(applied, term.op), tuple(self.place(a, precise) for a in term.args)
+def _parts(state: State) -> list[State]:
+    term, precise = state
+    if term.op == "lookup" and not term.args:
+        return [(_NOTHING, False)]
+    return argument_states(term, precise)
 
 
 def _entry(precision: torch.dtype | None, of: list[Any], device: torch.device) -> Tensor:
@@ -139,7 +145,7 @@ def may_leave(terms: Sequence[Term], tensors: Sequence[Tensor], lengths: Lengths
 
 def rounding_that_decides(terms: Sequence[Term]) -> Iterator[str]:
     """Operations on floats that a decision hangs on: another compiler may round them, and so decide, in its own way."""
-    for term in terms:
-        for node in walk(term):
-            if node.op in DECIDES and "s" not in node.depends:
-                yield from (part.op for part in walk(node) if part.kind == "float" and part.op in _ROUNDS)
+    deciding = [node for term in terms for node in walk(term) if node.op in DECIDES and "s" not in node.depends]
+    for part in postorder(deciding, lambda node: node.args):
+        if part.kind == "float" and part.op in _ROUNDS:
+            yield part.op

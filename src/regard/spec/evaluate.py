@@ -5,6 +5,7 @@ that flow into the score are computed in the precision of the score; whatever de
 bucket) is computed the same way on every engine, so that all of them see the same mask.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,13 +14,25 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
-from regard.spec.term import COMPARISONS, LOGIC, ROUNDING, SMOOTH, Term, slot_of
+from regard.spec.term import COMPARISONS, LOGIC, ROUNDING, SMOOTH, WRAPS, Term, postorder, slot_of
 
 Index = range | Tensor
 Value = Tensor | bool | int | float
 
 # what turns floats into decisions: the arguments are rounded alike on every engine
 DECIDES = COMPARISONS | ROUNDING | {"to_int", "floordiv", "sign"}
+
+# A part of a formula, and whether it flows into the score.
+State = tuple[Term, bool]
+
+MAX_KEPT = 256  # values of parts that are kept until the end; in a larger formula they go after their last use
+
+
+def argument_states(term: Term, precise: bool) -> list[State]:
+    """The arguments of a part, with the precision in which the part reads each of them."""
+    if term.op == "lookup" or (term.op in DECIDES and "s" not in term.depends):
+        precise = False
+    return [(a, precise) for a in term.args]
 
 
 class Positions:
@@ -124,10 +137,36 @@ class Evaluation:
             )
 
     def _value(self, term: Term, precise: bool) -> Value:
-        key = (term, precise)
-        if key not in self._known:
-            self._known[key] = self._compute(term, precise)
-        return self._known[key]
+        root = (term, precise)
+        if root not in self._known:
+            order = list(postorder((root,), self._unknown_arguments))
+            uses: Counter[State] = Counter()
+            if len(order) > MAX_KEPT:
+                uses.update(each for state in order for each in argument_states(*state))
+            for state in order:
+                if state not in self._known:
+                    self._known[state] = self._compute(*state)
+                    self._release(state, uses)
+        return self._known[root]
+
+    def _unknown_arguments(self, state: State) -> list[State]:
+        term = state[0]
+        if state in self._known or (term.op == "lookup" and self._is_sliced(term)):
+            return []
+        return argument_states(*state)
+
+    def _is_sliced(self, term: Term) -> bool:
+        """Whether a look-up needs no index tensors, because `sliced` reads it as a block."""
+        return all(a.op in ("variable", "constant") for a in term.args)
+
+    def _release(self, state: State, uses: "Counter[State]") -> None:
+        """Forgets the arguments that nothing later in a large formula reads."""
+        if not uses:
+            return
+        for each in argument_states(*state):
+            uses[each] -= 1
+            if not uses[each] and each[0].args:
+                self._known.pop(each, None)
 
     def _compute(self, term: Term, precise: bool) -> Value:
         if term.op == "constant":
@@ -140,12 +179,9 @@ class Evaluation:
             return self.positions[str(term.value)]
         if term.op == "lookup":
             return widened(self._look_up(term), self.precision if precise else None)
-        if term.op in DECIDES and "s" not in term.depends:
-            precise = False
+        args: list[Any] = [self._value(*state) for state in argument_states(term, precise)]
         if term.op == "exact":
-            inside = self._value(term.args[0], precise)
-            return torch.as_tensor(inside, dtype=self.precision, device=self.positions.device)
-        args: list[Any] = [self._value(a, precise) for a in term.args]
+            return torch.as_tensor(args[0], dtype=self.precision, device=self.positions.device)
         return applied(term.op, args, self.positions.device)
 
     def _look_up(self, term: Term) -> Tensor:
@@ -250,6 +286,11 @@ def _extreme(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tens
     return chosen
 
 
+def _wrapped(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Whole numbers as they wrap around in a narrow dtype."""
+    return lambda x: x.to(dtype).long()
+
+
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "add": _whole(torch.add),
     "sub": _whole(torch.sub),
@@ -280,6 +321,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "not": torch.logical_not,
     "where": torch.where,
     "to_int": lambda x: x.long(),
+    **{op: _wrapped(getattr(torch, op.removeprefix("to_"))) for op in WRAPS},
     "to_float": lambda x: x.to(torch.get_default_dtype()) if not x.is_floating_point() else x,
     **{name: getattr(torch, name) for name in SMOOTH | ROUNDING},
 }

@@ -14,6 +14,9 @@ from regard.spec.named import named, unnamed
 from regard.spec.precision import fine
 from regard.spec.score import Prepared, Score
 
+MAX_NUMBERS = 2**25  # of random directions: 256 MB
+MAX_WORK = 2**36  # rows times width squared: seconds
+
 Rows = Callable[[Tensor], Tensor]
 
 
@@ -150,6 +153,12 @@ def favor(width: int, features: int | None = None, *, seed: int = 0, hyperbolic:
     count = max(1, round(width * math.log(max(width, 2)))) if features is None else features
     if width < 1 or count < 1:
         raise SpecError(f"favor must have a width and features of at least 1; got {width} and {count}.")
+    work = -(-count // width) * width**3  # of making blocks of directions orthogonal
+    if work > MAX_WORK or count * width > MAX_NUMBERS:
+        raise SpecError(
+            f"favor must have at most {MAX_NUMBERS} numbers in its directions and take at most {MAX_WORK} operations "
+            f"to make them orthogonal; got {count} features of width {width}. Use fewer features, or a smaller width."
+        )
     return Favor(orthogonal(width, count, torch.Generator().manual_seed(seed)), hyperbolic)
 
 

@@ -1,13 +1,16 @@
 """A formula: a term together with what it captures, ready to be joined with others and checked against lengths."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from regard.errors import SpecError
+from regard.spec.nodes import check_tensors
 from regard.spec.regions import Lengths
-from regard.spec.term import Term, renumber
+from regard.spec.term import Kind, Term, renumber
 from regard.spec.trace import trace_once
 
 Start = int | Tensor
@@ -52,6 +55,29 @@ class Formula:
         """The captured tensors, checked, and made where they waited for the lengths or the queries."""
         self.check(lengths, start)
         return tuple(_resolve(t, lengths, queries) for t in self.tensors)
+
+
+def check_formula(term: Term, tensors: Sequence[Captured], names: Sequence[str], kind: Kind) -> None:
+    """Refuses a formula that is not of this kind, or whose look-ups do not fit its captured tensors.
+
+    A mask is of kind bool and cannot depend on the score.
+    """
+    if not isinstance(term, Term) or term.kind != kind:
+        raise SpecError(f"the formula must be of kind {kind}; got {getattr(term, 'kind', type(term).__name__)}.")
+    if kind == "bool" and "s" in term.depends:
+        raise SpecError("the formula of a mask must not depend on the score s; got one that does.")
+    if not all(isinstance(t, (Tensor, FromLengths, FromQueries)) for t in tensors):
+        raise SpecError(f"a formula must capture tensors; got {sorted({type(t).__name__ for t in tensors})}.")
+    if not all(isinstance(name, str) for name in names):
+        raise SpecError(f"names of captured tensors must be strings; got {sorted({type(n).__name__ for n in names})}.")
+    check_tensors(term, [(kind_of(t.dtype), t.dim()) if isinstance(t, Tensor) else None for t in tensors])
+
+
+def kind_of(dtype: torch.dtype) -> Kind:
+    """The kind of number that a look-up in a tensor of this dtype gives."""
+    if dtype.is_complex or dtype == torch.uint64:
+        raise SpecError(f"a captured tensor must hold booleans, floats or whole numbers up to 63 bits; got {dtype}.")
+    return "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
 
 
 def _resolve(captured: Captured, lengths: Lengths, queries: Tensor | None) -> Tensor:

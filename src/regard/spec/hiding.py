@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from regard.spec.term import FALSE, TRUE, Term, apply, constant, walk
+from regard.spec.term import FALSE, TRUE, Term, apply, constant, postorder, walk
 
 GLANCE = 2**16  # numbers: tensors no larger are looked through in no time
 
@@ -33,28 +33,34 @@ def hiding(rule: Term | None, tensors: Sequence[Tensor], glance: bool = False) -
     return _hides(rule, infinite) if infinite or _names_infinity(rule) else FALSE
 
 
-def _hides(node: Term, infinite: frozenset[int]) -> Term:
-    if "s" not in node.depends:
-        return _equals(node, -math.inf, infinite)
+def _hides(rule: Term, infinite: frozenset[int]) -> Term:
+    hidden: dict[Term, Term] = {}
+    for node in postorder((rule,), lambda n: n.args if "s" in n.depends else ()):
+        if "s" not in node.depends:
+            hidden[node] = _equals(node, -math.inf, infinite)
+        else:
+            hidden[node] = _hidden_by(node, hidden, infinite)
+    return hidden[rule]
+
+
+def _hidden_by(node: Term, hidden: dict[Term, Term], infinite: frozenset[int]) -> Term:
+    """When a part that depends on the score is -inf, given when its arguments are."""
     if node.op == "add":
-        return apply("or", _hides(node.args[0], infinite), _hides(node.args[1], infinite))
+        return apply("or", hidden[node.args[0]], hidden[node.args[1]])
     if node.op == "sub":
         left, right = node.args
-        taken = _equals(right, math.inf, infinite) if "s" not in right.depends else FALSE
-        return apply("or", _hides(left, infinite), taken)
+        subtracts = _equals(right, math.inf, infinite) if "s" not in right.depends else FALSE
+        return apply("or", hidden[left], subtracts)
     if node.op in ("mul", "div"):
         left, right = node.args
         if "s" not in right.depends:
-            return apply("and", _hides(left, infinite), _is_positive(right))
+            return apply("and", hidden[left], _is_positive(right))
         if node.op == "mul" and "s" not in left.depends:
-            return apply("and", _hides(right, infinite), _is_positive(left))
+            return apply("and", hidden[right], _is_positive(left))
     if node.op == "where" and "s" not in node.args[0].depends:
         condition, x, y = node.args
-        return apply(
-            "or",
-            apply("and", condition, _hides(x, infinite)),
-            apply("and", apply("not", condition), _hides(y, infinite)),
-        )
+        otherwise = apply("and", apply("not", condition), hidden[y])
+        return apply("or", apply("and", condition, hidden[x]), otherwise)
     return FALSE
 
 

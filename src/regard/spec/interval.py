@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.spec.term import Term
+from regard.spec.term import WRAPS, Term
 
 Array = NDArray[Any]
 Interval = tuple[Array, Array]
@@ -192,6 +192,16 @@ def _rising(function: Callable[[Array], Array], least: float = -np.inf) -> Calla
     return bounded
 
 
+def _wrapping(least: int, greatest: int) -> Callable[[Interval], Interval]:
+    """A whole number in fewer bits: itself where it surely fits, else anything."""
+
+    def bounded(x: Interval) -> Interval:
+        fits = (x[0] >= least) & (x[1] <= greatest)
+        return np.where(fits, x[0], least), np.where(fits, x[1], greatest)
+
+    return bounded
+
+
 def _stepping(function: Callable[[Array], Array]) -> Callable[[Interval], Interval]:
     return lambda x: (function(x[0]), function(x[1]))
 
@@ -226,6 +236,7 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "to_float": lambda x: x,
     "exact": lambda x: x,
     "to_int": _stepping(np.trunc),
+    **{op: _wrapping(*limits) for op, limits in WRAPS.items()},
     "floor": _stepping(np.floor),
     "ceil": _stepping(np.ceil),
     "round": _stepping(np.round),

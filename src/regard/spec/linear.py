@@ -1,8 +1,11 @@
 """Reading a term: which parts of it depend on the query, the key, both, or only on how far apart they are."""
 
-from regard.spec.term import COMPARISONS, Term, apply, constant
+from regard.spec.term import COMPARISONS, Term, apply, constant, postorder
 
 QUERY, KEY = frozenset("ip"), frozenset("j")
+
+Factors = tuple[int, int]
+Parts = tuple[Term, Term]
 
 
 def in_tile(term: Term) -> bool:
@@ -10,48 +13,91 @@ def in_tile(term: Term) -> bool:
     return "s" in term.depends or bool(term.depends & QUERY and term.depends & KEY)
 
 
+def steps_in_tile(term: Term, most: int) -> list[Term]:
+    """Distinct parts that are another number for each pair, up to so many."""
+    steps: list[Term] = []
+    for node in postorder((term,), lambda n: [a for a in n.args if in_tile(a)] if in_tile(n) else []):
+        if in_tile(node):
+            steps.append(node)
+        if len(steps) == most:
+            break
+    return steps
+
+
+class Affine:
+    """Readings of many terms that share parts: each part is read once."""
+
+    def __init__(self) -> None:
+        self._factors: dict[Term, Factors | None] = {}
+        self._of_difference: dict[Term, bool] = {}
+        self._parts: dict[Term, Parts | None] = {}
+
+    def of_difference(self, term: Term) -> bool:
+        """Whether a term depends on the positions of the query and the key only by their difference."""
+        known = self._of_difference
+        for node in postorder((term,), lambda n: () if n in known else n.args):
+            if node not in known:
+                known[node] = self._is_of_difference(node)
+        return known[term]
+
+    def _is_of_difference(self, node: Term) -> bool:
+        if not node.depends & (QUERY | KEY):
+            return True
+        factors = self.factors(node)
+        if factors is not None:
+            return factors[0] == -factors[1]
+        if node.op in COMPARISONS:
+            left, right = (self.factors(a) for a in node.args)
+            if left is not None and right is not None:
+                return left[0] - right[0] == right[1] - left[1]
+        return bool(node.args) and all(self._of_difference[a] for a in node.args)
+
+    def factors(self, term: Term) -> Factors | None:
+        """The factors of the query's and the key's position in a sum; None if it is no such sum."""
+        known = self._factors
+        for node in postorder((term,), lambda n: () if n in known else _summands(n)):
+            if node not in known:
+                known[node] = self._added(node)
+        return known[term]
+
+    def _added(self, node: Term) -> Factors | None:
+        if not node.depends & (QUERY | KEY):
+            return (0, 0)
+        if node.op == "variable":
+            return (1, 0) if node.value in QUERY else (0, 1)
+        parts = [self._factors[a] for a in _summands(node)]
+        known = [p for p in parts if p is not None]
+        if not parts or len(known) < len(parts):
+            return None
+        if node.op == "neg":
+            return -known[0][0], -known[0][1]
+        sign = 1 if node.op == "add" else -1
+        return known[0][0] + sign * known[1][0], known[0][1] + sign * known[1][1]
+
+    def split(self, term: Term) -> Parts | None:
+        """A whole number as a sum of one for the query and one for the key; None if it is no such sum."""
+        known = self._parts
+        for node in postorder((term,), lambda n: () if n in known or not in_tile(n) else _summands(n)):
+            if node not in known:
+                known[node] = self._split(node)
+        return known[term]
+
+    def _split(self, node: Term) -> Parts | None:
+        if not in_tile(node):
+            return (constant(0), node) if node.depends & KEY else (node, constant(0))
+        parts = [self._parts[a] for a in _summands(node)]
+        known = [p for p in parts if p is not None]
+        if not parts or len(known) < len(parts):
+            return None
+        if node.op == "neg":
+            return apply("neg", known[0][0]), apply("neg", known[0][1])
+        return apply(node.op, known[0][0], known[1][0]), apply(node.op, known[0][1], known[1][1])
+
+
+def _summands(node: Term) -> tuple[Term, ...]:
+    return node.args if node.kind == "int" and node.op in ("add", "sub", "neg") else ()
+
+
 def of_difference(term: Term) -> bool:
     """Whether a term depends on the positions of the query and the key only by their difference."""
-    if not term.depends & (QUERY | KEY):
-        return True
-    linear = _linear(term)
-    if linear is not None:
-        return linear[0] == -linear[1]
-    if term.op in COMPARISONS:
-        sides = [_linear(a) for a in term.args]
-        if sides[0] is not None and sides[1] is not None:
-            return sides[0][0] - sides[1][0] == sides[1][1] - sides[0][1]
-    return bool(term.args) and all(of_difference(a) for a in term.args)
-
-
-def _linear(term: Term) -> tuple[int, int] | None:
-    """The factors of the query's and the key's position in a sum; None if it is no such sum."""
-    if not term.depends & (QUERY | KEY):
-        return (0, 0)
-    if term.op == "variable":
-        return (1, 0) if term.value in QUERY else (0, 1)
-    if term.kind != "int" or term.op not in ("add", "sub", "neg"):
-        return None
-    parts = [_linear(a) for a in term.args]
-    if any(p is None for p in parts):
-        return None
-    (a, b), *rest = [p for p in parts if p is not None]
-    if term.op == "neg":
-        return (-a, -b)
-    sign = 1 if term.op == "add" else -1
-    return (a + sign * rest[0][0], b + sign * rest[0][1])
-
-
-def split(term: Term) -> tuple[Term, Term] | None:
-    """A whole number as a sum of one for the query and one for the key; None if it is no such sum."""
-    if not in_tile(term):
-        return (constant(0), term) if term.depends & KEY else (term, constant(0))
-    if term.kind != "int" or term.op not in ("add", "sub", "neg"):
-        return None
-    parts = [split(a) for a in term.args]
-    if any(p is None for p in parts):
-        return None
-    known = [p for p in parts if p is not None]
-    if term.op == "neg":
-        return apply("neg", known[0][0]), apply("neg", known[0][1])
-    return apply(term.op, known[0][0], known[1][0]), apply(term.op, known[0][1], known[1][1])
+    return Affine().of_difference(term)

@@ -28,7 +28,7 @@ from regard.errors import SpecError, TraceError
 from regard.spec.array import as_tensor
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.fit import Broadcasts, StandsInside, one_each
-from regard.spec.formula import Captured, Check, Formula, FromLengths, Start, gather, written
+from regard.spec.formula import Captured, Check, Formula, FromLengths, Start, check_formula, gather, written
 from regard.spec.named import named, unnamed
 from regard.spec.regions import Cover, Lengths, cover, density
 from regard.spec.term import Term, apply, constant, lookup, variable
@@ -37,6 +37,7 @@ from regard.spec.trace import MASK_VARIABLES, trace
 
 MaskLike = "Mask | Tensor | NDArray[np.bool_] | Callable[..., Any]"
 Numbers = Sequence[int] | Tensor
+MAX_TABLE = 2**27  # entries of a table of tokens or blocks, a byte each
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +191,7 @@ def where(function: Callable[..., Any]) -> Mask:
 
 @named
 def from_term(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Mask:
+    check_formula(term, tensors, names, "bool")
     return Mask(term, tuple(tensors), tuple(names))
 
 
@@ -329,6 +331,8 @@ def tokens(indices: Numbers) -> Mask:
     if any(c < 0 for c in chosen):
         raise SpecError(f"token indices must not be negative; got {min(chosen)}.")
     beyond = max(chosen, default=-1) + 1
+    if beyond > MAX_TABLE:
+        raise SpecError(f"token indices must be less than {MAX_TABLE}; got {beyond - 1}.")
     is_global = torch.zeros(beyond + 1, dtype=torch.bool)  # the last entry stands for all positions beyond
     is_global[chosen] = True
 
@@ -359,6 +363,11 @@ class _Draw:
 
     def __call__(self, lengths: Lengths) -> Tensor:
         rows, columns = -(-lengths[2] // self.size), -(-lengths[3] // self.size)
+        if rows * columns > MAX_TABLE:
+            raise SpecError(
+                f"random_blocks must have at most {MAX_TABLE} pairs of blocks; got {rows} x {columns} blocks of "
+                f"{self.size}. Use larger blocks."
+            )
         return torch.from_numpy(_drawn(rows, columns, min(self.count, columns), self.seed))
 
 

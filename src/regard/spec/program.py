@@ -14,9 +14,9 @@ from functools import cached_property, lru_cache
 import torch
 
 from regard.spec.derivative import ONE, derivatives
-from regard.spec.evaluate import DECIDES
-from regard.spec.linear import KEY, in_tile, of_difference, split
-from regard.spec.term import COMPARISONS, TRUE, Term, apply, constant, slot_of, variable, walk
+from regard.spec.evaluate import DECIDES, State
+from regard.spec.linear import KEY, Affine, in_tile, steps_in_tile
+from regard.spec.term import COMPARISONS, TRUE, WRAPS, Term, apply, constant, postorder, slot_of, variable
 
 # in the order in which the machine counts them
 OPS = (
@@ -29,6 +29,8 @@ OPS = (
 )
 PLACES = ("register", "lanes", "keys", "number", "nothing")
 SCORES, SPARE = 0, 1  # registers: the scores, and one that hiding may overwrite and the slope ends up in
+
+MAX_STEPS = 1000  # parts that are another number for each pair: each takes a register of a tile's size
 
 _STEPS_FOR_A_TABLE = 3
 _NAMES = {"minimum": "min", "maximum": "max", "bitand": "and", "bitor": "or", "bitxor": "xor"}
@@ -125,6 +127,9 @@ def program(
 
     `wanted` are the captured tensors whose gradients it adds up, each in a contiguous tensor of the same size.
     """
+    for term in (mask, rule):
+        if term is not None and len(steps_in_tile(term, MAX_STEPS + 1)) > MAX_STEPS:
+            raise Untold(f"it supports formulas of at most {MAX_STEPS} operations on a query and a key together")
     made = _Compiler(sizes, strides)
     if rule is not None:
         made.put(rule, SCORES)
@@ -158,7 +163,8 @@ def program(
 
 
 def _conjuncts(mask: Term) -> list[Term]:
-    return [p for a in mask.args for p in _conjuncts(a)] if mask.op == "and" else [mask]
+    parts = postorder((mask,), lambda node: node.args if node.op == "and" else ())
+    return [part for part in parts if part.op != "and"]
 
 
 class _Compiler:
@@ -171,11 +177,14 @@ class _Compiler:
         self.whole: list[Term] = []
         self.looked_up: list[tuple[Term, int]] = []
         self.registers = SPARE
+        self._affine = Affine()
         self._used: set[int] = set()
 
     def put(self, term: Term, into: int) -> None:
         """The value of a score rule or of its slope, in a certain register."""
-        found = self._operand(term, True, {})
+        known: dict[State, Operand] = {}
+        self._prime(term, True, known)
+        found = self._operand(term, True, known)
         self._used.clear()
         if found.place == "register" and self.code and self.code[-1].into == found.index and found.index > SPARE:
             last = self.code.pop()
@@ -185,10 +194,11 @@ class _Compiler:
 
     def hide(self, part: Term) -> None:
         """Scores become -inf where this condition does not hold."""
-        known: dict[tuple[Term, bool], Operand] = {}
+        known: dict[State, Operand] = {}
+        self._prime(part, False, known)
         if part.op in COMPARISONS and all(a.kind != "float" for a in part.args) and in_tile(part):
             name, x, y = _ordered(part.op, *part.args)
-            if not _worth_a_table(part):
+            if not self._worth_a_table(part):
                 a, b = (self._whole_number(t, known) for t in (x, y))
                 self.code.append(Instruction(f"keep_{name}", SCORES, a, b))
                 self._used.clear()
@@ -198,7 +208,8 @@ class _Compiler:
 
     def add_to(self, node: Term, change: Term, number: int) -> None:
         """Each pair's gradient, times `change`, is added where the look-up reads, to sum number `number`."""
-        known: dict[tuple[Term, bool], Operand] = {}
+        known: dict[State, Operand] = {}
+        self._prime(change, True, known)
         sizes = self.sizes[slot_of(node)]
         factor = self._operand(change, True, known)
         a, b = self._address(node, [math.prod(sizes[n + 1 :]) for n in range(len(sizes))], known)
@@ -219,7 +230,26 @@ class _Compiler:
         self.code.append(Instruction(op, into, a, b, c, table))
         return Operand("register", into)
 
-    def _operand(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+    def _prime(self, term: Term, precise: bool, known: dict[State, Operand]) -> None:
+        """Computes the parts of a formula before the formula itself, so that a deep one does not recurse deeply."""
+        for state in postorder(((term, precise),), self._computed_parts):
+            if state != (term, precise) and state[0].op != "exact":
+                self._operand(*state, known)
+
+    def _computed_parts(self, state: State) -> list[State]:
+        """Arguments that the machine computes in a tile for this part, in the order in which it does."""
+        term, precise = state
+        if term.op != "exact" and (not in_tile(term) or term.op == "lookup" or self._worth_a_table(term)):
+            return []
+        if term.op in DECIDES and "s" not in term.depends:
+            precise = False
+        args = (*term.args[1:], term.args[0]) if term.op == "where" else term.args
+        args = args[::-1] if term.op in ("gt", "ge") else args
+        is_condition = term.kind == "bool" and term.op not in COMPARISONS
+        as_they_are = {"float"} | ({"bool"} if is_condition or term.op == "where" else set())
+        return [(a, precise and a.kind in as_they_are) for a in args if in_tile(a)]
+
+    def _operand(self, term: Term, precise: bool, known: dict[State, Operand]) -> Operand:
         if term.op == "exact":
             return self._float(term.args[0], precise, known)
         if term.op in DECIDES and "s" not in term.depends:
@@ -229,14 +259,14 @@ class _Compiler:
             known[key] = self._made(term, precise, known)
         return known[key]
 
-    def _made(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+    def _made(self, term: Term, precise: bool, known: dict[State, Operand]) -> Operand:
         if term.op == "constant":
             return Operand("number", _number_bits(term))
         if term is variable("s"):
             return Operand("register", SCORES)
         if not in_tile(term):
             return self._beforehand(term, precise)
-        if _worth_a_table(term):
+        if self._worth_a_table(term):
             return self._by_difference(term, precise)
         if term.kind == "int":
             self.whole.append(term)
@@ -264,7 +294,7 @@ class _Compiler:
         on_keys = self._beforehand(apply("neg", variable("j")), False)
         return self._emit(op, Operand("lanes", self.lanes.index(place)), on_keys, table=number)
 
-    def _look_up(self, term: Term, known: dict[tuple[Term, bool], Operand]) -> Operand:
+    def _look_up(self, term: Term, known: dict[State, Operand]) -> Operand:
         a, b = self._address(term, self.strides[slot_of(term)], known)
         table = Table(slot_of(term))
         if table not in self.tables:
@@ -272,15 +302,13 @@ class _Compiler:
         op = "lookup_byte" if term.kind == "bool" else "lookup"
         return self._emit(op, a, b, table=self.tables.index(table))
 
-    def _address(
-        self, term: Term, strides: Sequence[int], known: dict[tuple[Term, bool], Operand]
-    ) -> tuple[Operand, Operand]:
+    def _address(self, term: Term, strides: Sequence[int], known: dict[State, Operand]) -> tuple[Operand, Operand]:
         """Where a look-up reads, as the sum of two: one for the query, if it is that simple, and one for the key."""
         on_lanes, on_keys = constant(0), constant(0)
         address: Operand | None = None
         for index, size, stride in zip(term.args, self.sizes[slot_of(term)], strides, strict=True):
             self.looked_up.append((index, size))
-            parts = split(index)
+            parts = self._affine.split(index)
             step = constant(stride)
             if parts is not None:
                 on_lanes = apply("add", on_lanes, apply("mul", parts[0], step))
@@ -291,7 +319,7 @@ class _Compiler:
         a, b = self._operand(on_lanes, False, known), self._operand(on_keys, False, known)
         return (a if address is None else self._emit("i_add", address, a)), b
 
-    def _computed(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+    def _computed(self, term: Term, precise: bool, known: dict[State, Operand]) -> Operand:
         op, args = term.op, term.args
         if op == "where":
             parts = [self._as(term.kind, a, precise, known) for a in args[1:]]
@@ -307,6 +335,8 @@ class _Compiler:
             return self._emit(f"i_{name}", *(self._whole_number(a, known) for a in sides))
         if op in ("to_float", "exact"):
             return self._float(args[0], precise, known)
+        if op in WRAPS:
+            return self._wrapped(op, self._whole_number(args[0], known))
         if op == "to_int":
             if args[0].kind == "float":
                 return self._emit("f_to_i", self._operand(args[0], precise, known))
@@ -332,19 +362,37 @@ class _Compiler:
             return self._emit(f"f_{name}", *(self._float(a, precise, known) for a in args))
         return self._emit(f"i_{name}", *(self._whole_number(a, known) for a in args))
 
-    def _as(self, kind: str, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+    def _wrapped(self, op: str, x: Operand) -> Operand:
+        """A whole number in fewer bits. All of the machine's have 32, or there is no program: `_Arrays` checks it."""
+        least, greatest = WRAPS[op]
+        if op == "to_int32":
+            return x
+        low = self._emit("i_and", x, Operand("number", greatest - least))
+        if least == 0:
+            return low
+        above = self._emit("i_and", low, Operand("number", greatest + 1))  # the sign, which counts twice below zero
+        return self._emit("i_sub", self._emit("i_sub", low, above), above)
+
+    def _worth_a_table(self, term: Term) -> bool:
+        """Whether a term depends on the difference of positions alone, and is long or beyond the machine."""
+        if "s" in term.depends or {"i", "p"} <= term.depends or not self._affine.of_difference(term):
+            return False
+        steps = steps_in_tile(term, _STEPS_FOR_A_TABLE)
+        return len(steps) >= _STEPS_FOR_A_TABLE or any(node.op in ("floordiv", "mod") for node in steps)
+
+    def _as(self, kind: str, term: Term, precise: bool, known: dict[State, Operand]) -> Operand:
         if kind == "float":
             return self._float(term, precise, known)
         return self._whole_number(term, known) if kind == "int" else self._operand(term, precise, known)
 
-    def _float(self, term: Term, precise: bool, known: dict[tuple[Term, bool], Operand]) -> Operand:
+    def _float(self, term: Term, precise: bool, known: dict[State, Operand]) -> Operand:
         if term.kind == "float":
             return self._operand(term, precise, known)
         if not in_tile(term):
             return self._operand(apply("to_float", term), precise, known)
         return self._emit("i_to_f", self._whole_number(term, known))
 
-    def _whole_number(self, term: Term, known: dict[tuple[Term, bool], Operand]) -> Operand:
+    def _whole_number(self, term: Term, known: dict[State, Operand]) -> Operand:
         if term.kind == "int":
             return self._operand(term, False, known)
         if term.op == "constant" or not in_tile(term):
@@ -366,11 +414,3 @@ def _number_bits(term: Term) -> int:
     if not -(2**31) <= term.value < 2**31:
         raise Untold(f"its whole numbers have 32 bits, and {term.value} does not fit")
     return term.value
-
-
-def _worth_a_table(term: Term) -> bool:
-    """Whether a term depends on the difference of positions alone, and is long or beyond the machine."""
-    if "s" in term.depends or {"i", "p"} <= term.depends or not of_difference(term):
-        return False
-    steps = [node for node in walk(term) if in_tile(node)]
-    return len(steps) >= _STEPS_FOR_A_TABLE or any(node.op in ("floordiv", "mod") for node in steps)

@@ -13,7 +13,7 @@ from regard.errors import SpecError
 from regard.spec.array import as_tensor
 from regard.spec.finite import shielded
 from regard.spec.fit import one_each
-from regard.spec.formula import Captured, Formula, FromLengths, FromQueries, gather, written
+from regard.spec.formula import Captured, Formula, FromLengths, FromQueries, check_formula, gather, written
 from regard.spec.mask import broadcast_lookup
 from regard.spec.named import named, unnamed
 from regard.spec.precision import fine, fine_as
@@ -61,6 +61,7 @@ def rule(function: Callable[..., Any]) -> Rule:
 
 @named
 def from_term(term: Term, tensors: Sequence[Captured], names: Sequence[str]) -> Rule:
+    check_formula(term, tensors, names, "float")
     return Rule(term, tuple(tensors), tuple(names))
 
 

@@ -1,15 +1,20 @@
 """A term: a formula over positions and the score, as an immutable value.
 
 Masks and score rules are terms. This file only builds them; each way of reading one has a file of its own
-(`evaluate`, `bounds`, `derivative`, `text`). Terms are interned: two equal formulas are the same object, so
+(`evaluate`, `bounds`, `derivative`, `text`, `nodes`). Terms are interned: two equal formulas are the same object, so
 comparing and hashing cost nothing and caches can key on them.
+
+A term is a graph: its parts are shared, and it may be thousands of operations deep. Read it with `walk` or `postorder`,
+which visit each part once and do not recurse.
 """
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal, TypeVar, final
 from weakref import WeakValueDictionary
+
+from regard.errors import TraceError
 
 Kind = Literal["bool", "int", "float"]
 Number = bool | int | float
@@ -33,9 +38,19 @@ SMOOTH = frozenset({"exp", "exp2", "expm1", "log", "log1p", "log2", "sqrt", "tan
 ROUNDING = frozenset({"floor", "ceil", "round", "trunc"})
 SAME_KIND = ROUNDING | {"neg", "abs", "sign"}
 CASTS: dict[str, Kind] = {"to_int": "int", "to_float": "float"}
+# a whole number in fewer bits, where it wraps around as in torch: the least and the greatest one
+WRAPS: dict[str, tuple[int, int]] = {
+    "to_uint8": (0, 2**8 - 1),
+    "to_int8": (-(2**7), 2**7 - 1),
+    "to_int16": (-(2**15), 2**15 - 1),
+    "to_int32": (-(2**31), 2**31 - 1),
+}
+LEAST_WHOLE, GREATEST_WHOLE = -(2**63), 2**63 - 1
 # `exact(x)` is x as it was computed, from here on in the precision of the score: derivatives are made of these
 
 _RANK: dict[Kind, int] = {"bool": 0, "int": 1, "float": 2}
+
+Key = TypeVar("Key")
 
 
 @final
@@ -57,11 +72,14 @@ class Term:
     reads: frozenset[int]
 
     def __repr__(self) -> str:
-        inside = [repr(self.value)] if self.value is not None else []
-        return f"{self.op}({', '.join(inside + [repr(a) for a in self.args])})"
+        from regard.spec.nodes import short  # which reads terms, and so comes after them
+
+        return short(self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return term_of, (self.op, self.args, self.kind, self.value)
+        from regard.spec.nodes import from_nodes, to_nodes
+
+        return from_nodes, (to_nodes(self),)
 
 
 _pool: WeakValueDictionary[tuple[object, ...], Term] = WeakValueDictionary()
@@ -88,12 +106,9 @@ def _intern(op: str, args: tuple[Term, ...], kind: Kind, value: Number | str | N
     return term
 
 
-def term_of(op: str, args: tuple[Term, ...], kind: Kind, value: Number | str | None) -> Term:
-    """The term with exactly these parts, as another process wrote them down."""
-    return _intern(op, args, kind, value)
-
-
 def constant(value: Number) -> Term:
+    if not isinstance(value, float) and not LEAST_WHOLE <= value <= GREATEST_WHOLE:
+        raise TraceError(f"a whole number in a formula must fit into 64 bits; got one of {value.bit_length()} bits.")
     kind: Kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
     return _intern("constant", (), kind, value)
 
@@ -122,7 +137,21 @@ def apply(op: str, *args: Term) -> Term:
         return args[0]
     if op == "exact" and args[0].op == "exact":
         return args[0]
+    _refuse(op, args)
     return _simplified(op, args) or _intern(op, args, _kind(op, args))
+
+
+def _refuse(op: str, args: tuple[Term, ...]) -> None:
+    """Raises for operations that torch has no result for."""
+    if (op in BITWISE or op in WRAPS) and any(a.kind == "float" for a in args):
+        raise TraceError(f"{op} takes whole numbers, not floats. Convert them with .long().")
+    if op not in ("floordiv", "mod", "pow") or args[1].op != "constant" or "float" in (args[0].kind, args[1].kind):
+        return
+    number = int(args[1].value)  # type: ignore[arg-type]  # a constant that is no float holds a whole number
+    if op == "pow" and number < 0:
+        raise TraceError(f"a whole number cannot be raised to the power {number}. Convert it with .float() first.")
+    if op != "pow" and number == 0:
+        raise TraceError("a whole number cannot be divided by 0.")
 
 
 def truth(term: Term) -> Term:
@@ -130,18 +159,31 @@ def truth(term: Term) -> Term:
     return term if term.kind == "bool" else apply("ne", term, constant(0))
 
 
+def postorder(roots: Iterable[Key], children: Callable[[Key], Iterable[Key]]) -> Iterator[Key]:
+    """Every distinct node below the roots once, children before the nodes that use them; it does not recurse."""
+    entered: set[Key] = set()
+    stack = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, children_done = stack.pop()
+        if children_done:
+            yield node
+        elif node not in entered:
+            entered.add(node)
+            stack.append((node, True))
+            stack.extend([(child, False) for child in children(node)][::-1])
+
+
 def walk(term: Term) -> Iterator[Term]:
     """Every distinct node once, arguments before what uses them."""
-    seen: set[Term] = set()
-    stack: list[tuple[Term, bool]] = [(term, False)]
-    while stack:
-        node, arguments_done = stack.pop()
-        if arguments_done:
-            yield node
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args))
+    return postorder((term,), lambda node: node.args)
+
+
+def tree_sizes(term: Term) -> dict[Term, int]:
+    """How many nodes each part has when it is written out, where shared parts count each time they occur."""
+    sizes: dict[Term, int] = {}
+    for node in walk(term):
+        sizes[node] = 1 + sum(sizes[a] for a in node.args)
+    return sizes
 
 
 def substitute(term: Term, replacements: Mapping[Term, Term]) -> Term:
@@ -182,7 +224,7 @@ def _kind(op: str, args: tuple[Term, ...]) -> Kind:
         return "bool"
     if op == "div" or op in SMOOTH or op in ("to_float", "exact"):
         return "float"
-    if op == "to_int" or op in BITWISE:
+    if op == "to_int" or op in BITWISE or op in WRAPS:
         return "int"
     values = args[1:] if op == "where" else args
     widest = max((a.kind for a in values), key=_RANK.__getitem__)
@@ -209,6 +251,8 @@ def _simplified(op: str, args: tuple[Term, ...]) -> Term | None:
             chosen = args[1] if first.value else args[2]
             return chosen if chosen.kind == _kind(op, args) else None
         return args[1] if args[1] is args[2] else None
+    if op in WRAPS and (first.kind == "bool" or first.op == op or (op == "to_int32" and first.op == "variable")):
+        return first if first.kind == "int" else None  # positions have at most 31 bits
     if op in ("add", "sub") and args[1].op == "constant" and args[1].kind == "int" and args[1].value == 0:
         return first if first.kind != "bool" else None
     if op == "add" and first.op == "constant" and first.kind == "int" and first.value == 0:
@@ -220,10 +264,16 @@ def _folded(op: str, args: tuple[Term, ...]) -> Term | None:
     """Whole numbers are computed at once; floats keep the rounding of the engine that will compute them."""
     if any(a.op != "constant" or a.kind == "float" for a in args) or op not in _WHOLE:
         return None
-    return constant(_WHOLE[op](*(int(a.value) for a in args)))  # type: ignore[arg-type]  # constants hold numbers
+    result = _WHOLE[op](*(int(a.value) for a in args))  # type: ignore[arg-type]  # constants hold numbers
+    return constant(result) if LEAST_WHOLE <= result <= GREATEST_WHOLE else None  # torch wraps around
+
+
+def _wrapped(least: int, greatest: int) -> Callable[[int], int]:
+    return lambda x: (x - least) % (greatest - least + 1) + least
 
 
 _WHOLE: dict[str, Callable[..., bool | int]] = {
+    **{op: _wrapped(*limits) for op, limits in WRAPS.items()},
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,

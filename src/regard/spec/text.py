@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from regard.spec.term import Term, slot_of, walk
+from regard.spec.term import WRAPS, Term, slot_of, tree_sizes, walk
 
 # how tightly an operation binds; a looser argument of a tighter operation gets brackets
 _LOOSE, _OR, _XOR, _AND, _COMPARE, _BITOR, _BITXOR, _BITAND, _SHIFT, _SUM, _PRODUCT, _SIGN, _POWER, _TIGHT = range(14)
@@ -33,7 +33,9 @@ _INFIX: dict[str, tuple[int, str, str]] = {
 }
 _LATEX_NAMES = {"n_q": "n_q", "n_k": "n_k", "minimum": r"\min", "maximum": r"\max", "sigmoid": r"\sigma"}
 _TEXT_NAMES = {"minimum": "min", "maximum": "max", "to_int": "int", "to_float": "float"}
+_TEXT_NAMES |= {op: op.removeprefix("to_") for op in WRAPS}
 
+MAX_WRITTEN = 1000  # nodes of a formula that is written; of a larger one only its size is
 LARGEST = 200  # operations in a formula that is written out; in a larger one, parts that occur twice get names
 
 Writer = Callable[[Term, list[tuple[str, int]], Sequence[str]], tuple[str, int]]
@@ -46,6 +48,9 @@ def text(term: Term, names: Sequence[str] = ()) -> str:
     >>> text(apply("le", variable("j"), variable("p")))
     'j <= p'
     """
+    size = _too_large(term)
+    if size:
+        return f"a formula of {size} operations on {', '.join(sorted(term.depends)) or 'constants'}"
     whole, parts = _write(term, names, _as_text)
     return whole if not parts else f"{whole} where {', '.join(f'x{n} = {part}' for n, part in parts)}"
 
@@ -57,8 +62,17 @@ def latex(term: Term, names: Sequence[str] = ()) -> str:
     >>> latex(apply("le", variable("j"), variable("p")))
     'j \\leq p'
     """
+    size = _too_large(term)
+    if size:
+        return rf"\text{{a formula of {size} operations}}"
     whole, parts = _write(term, names, _as_latex)
     return whole if not parts else rf"{whole} \text{{ where }} {', '.join(f'x{n} = {part}' for n, part in parts)}"
+
+
+def _too_large(term: Term) -> int:
+    """How many nodes a formula has that is too large to be written; 0 for others."""
+    size = sum(1 for _ in walk(term))
+    return size if size > MAX_WRITTEN else 0
 
 
 def _write(term: Term, names: Sequence[str], writer: Writer) -> tuple[str, list[tuple[int, str]]]:
@@ -76,11 +90,8 @@ def _write(term: Term, names: Sequence[str], writer: Writer) -> tuple[str, list[
 
 def _shared(term: Term) -> set[Term]:
     """What occurs more than once in a large formula: written out, it would stand there anew with all that it holds."""
-    size: dict[Term, int] = {}
-    uses: Counter[Term] = Counter()
-    for node in walk(term):
-        size[node] = 1 + sum(size[a] for a in node.args)
-        uses.update(node.args)
+    size = tree_sizes(term)
+    uses = Counter(a for node in size for a in node.args)
     return set() if size[term] <= LARGEST else {node for node, count in uses.items() if count > 1 and size[node] > 3}
 
 
@@ -174,5 +185,7 @@ def _as_latex(node: Term, args: list[tuple[str, int]], names: Sequence[str]) -> 
     if node.op in ("to_float", "to_int", "exact"):
         return args[0] if node.op != "to_int" else (rf"\mathrm{{int}}({inside})", _TIGHT)
     known = {"tanh", "log", "sin", "cos"}
+    if node.op in WRAPS:
+        return rf"\mathrm{{{_TEXT_NAMES[node.op]}}}({inside})", _TIGHT
     name = _LATEX_NAMES.get(node.op) or (rf"\{node.op}" if node.op in known else rf"\mathrm{{{node.op}}}")
     return f"{name}({inside})", _TIGHT

@@ -18,11 +18,30 @@ from torch import Tensor
 
 from regard.eager import runs_eagerly
 from regard.errors import TraceError
-from regard.spec.term import COMPARISONS, ROUNDING, SMOOTH, Kind, Number, Term, apply, constant, lookup, truth, variable
+from regard.spec.term import (
+    COMPARISONS,
+    LOGIC,
+    ROUNDING,
+    SMOOTH,
+    WRAPS,
+    Kind,
+    Number,
+    Term,
+    apply,
+    constant,
+    lookup,
+    truth,
+    variable,
+)
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 MASK_VARIABLES = ("b", "h", "i", "j")
 SCORE_VARIABLES = ("s", "b", "h", "i", "j")
+
+# dtypes of whole numbers in which arithmetic wraps around, and the operation that does it
+NARROW: dict[torch.dtype, str] = {getattr(torch, op.removeprefix("to_")): op for op in WRAPS}
+_STAYS_INSIDE = frozenset({"mod", "minimum", "maximum", "where", "sign", "bitand", "bitor", "bitxor", "shift_right"})
+_MODULAR = frozenset({"add", "sub", "mul"})  # the result is the same whether a number wraps before or after
 
 
 class Traced(NamedTuple):
@@ -145,6 +164,8 @@ def lift(value: object, captures: list[Tensor]) -> Term:
 def _lookup(tensor: Tensor, indices: list[Term], captures: list[Tensor]) -> Term:
     if tensor.is_complex():
         raise TraceError("a captured tensor must hold real numbers; got complex ones")
+    if tensor.dtype == torch.uint64:
+        raise TraceError("a captured tensor of torch.uint64 may hold numbers beyond 63 bits. Convert it with .long()")
     kind: Kind = "bool" if tensor.dtype == torch.bool else "float" if tensor.is_floating_point() else "int"
     slot = next((n for n, known in enumerate(captures) if known is tensor), len(captures))
     if slot == len(captures):
@@ -193,22 +214,26 @@ def _index(tensor: Tensor, have: list[Term], index: object, captures: list[Tenso
         raise TraceError("an index must be a whole number; use .long() or //")
     if len(terms) < tensor.dim():
         return View(tensor, terms, captures)
-    return Symbol(_lookup(tensor, terms, captures), captures)
+    return Symbol(_lookup(tensor, terms, captures), captures, tensor.dtype)
 
 
 _NO_VALUE = "a position has no value while the rule is being read"
 
 
 class Symbol:
-    """The stand-in a rule is called with: a scalar that writes down what is done to it."""
+    """The stand-in a rule is called with: a scalar that writes down what is done to it.
 
-    __slots__ = ("captures", "term")
+    `narrow` is its dtype where that has whole numbers of fewer than 64 bits, which wrap around.
+    """
+
+    __slots__ = ("captures", "narrow", "term")
     __hash__ = object.__hash__
     __array_ufunc__ = None  # NumPy numbers leave the arithmetic to us
 
-    def __init__(self, term: Term, captures: list[Tensor]) -> None:
+    def __init__(self, term: Term, captures: list[Tensor], dtype: torch.dtype | None = None) -> None:
         self.term = term
         self.captures = captures
+        self.narrow = dtype if dtype in NARROW else None
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -248,7 +273,7 @@ class Symbol:
 
     @property
     def dtype(self) -> torch.dtype:
-        return {"bool": torch.bool, "int": torch.int64, "float": torch.float32}[self.term.kind]
+        return self.narrow or {"bool": torch.bool, "int": torch.int64, "float": torch.float32}[self.term.kind]
 
     def __pos__(self) -> "Symbol":
         return self
@@ -285,7 +310,17 @@ class Symbol:
     def long(self) -> "Symbol":
         return _cast(self, torch.int64)
 
-    int = long
+    def int(self) -> "Symbol":
+        return _cast(self, torch.int32)
+
+    def short(self) -> "Symbol":
+        return _cast(self, torch.int16)
+
+    def char(self) -> "Symbol":
+        return _cast(self, torch.int8)
+
+    def byte(self) -> "Symbol":
+        return _cast(self, torch.uint8)
 
     def bool(self) -> "Symbol":
         return _cast(self, torch.bool)
@@ -310,12 +345,49 @@ def _flatten(index: object) -> list[object]:
 def _cast(symbol: Symbol, dtype: torch.dtype) -> Symbol:
     if dtype == torch.bool:
         return Symbol(truth(symbol.term), symbol.captures)
-    return Symbol(apply("to_float" if dtype.is_floating_point else "to_int", symbol.term), symbol.captures)
+    if dtype.is_floating_point:
+        return Symbol(apply("to_float", symbol.term), symbol.captures)
+    term = apply("to_int", symbol.term)
+    if dtype in NARROW and dtype != symbol.narrow:
+        term = apply(NARROW[dtype], term)
+    return Symbol(term, symbol.captures, dtype)
 
 
 def _record(op: str, *args: Any) -> Symbol:
     captures = next(a.captures for a in args if isinstance(a, Symbol))
-    return Symbol(apply(op, *(lift(a, captures) for a in args)), captures)
+    term = apply(op, *(lift(a, captures) for a in args))
+    dtype = _narrow_dtype(op, args)
+    if dtype is None:
+        return Symbol(term, captures)
+    _check_numbers(op, args, dtype)
+    if term.kind != "int":
+        return Symbol(term, captures)
+    return Symbol(term if op in _STAYS_INSIDE else apply(NARROW[dtype], term), captures, dtype)
+
+
+def _narrow_dtype(op: str, args: tuple[Any, ...]) -> torch.dtype | None:
+    """The dtype in which torch computes an operation, where that has whole numbers of fewer than 64 bits."""
+    if op in LOGIC:
+        return None
+    values = args[1:] if op == "where" else args
+    dtypes = [v.dtype for v in values if isinstance(v, (Symbol, Tensor))]
+    if not any(dtype in NARROW for dtype in dtypes) or any(isinstance(v, float) for v in values):
+        return None
+    widest = dtypes[0]
+    for dtype in dtypes[1:]:
+        widest = torch.promote_types(widest, dtype)
+    return widest if widest in NARROW else None
+
+
+def _check_numbers(op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
+    """Refuses Python numbers that torch would wrap around before it computes with them."""
+    least, greatest = WRAPS[NARROW[dtype]]
+    for value in args:
+        if isinstance(value, (int, np.integer)) and op not in _MODULAR and not least <= value <= greatest:
+            raise TraceError(
+                f"{op} of {dtype} and {value}: the number does not fit, and torch would wrap it around. Convert the "
+                "captured tensor with .long()"
+            )
 
 
 Operation = Callable[..., Any]
@@ -331,8 +403,7 @@ def _bit_or_logic(logical: str, bitwise: str) -> Operation:
     def combine(x: Any, y: Any) -> Symbol:
         captures = x.captures if isinstance(x, Symbol) else y.captures
         both = (lift(x, captures), lift(y, captures))
-        op = logical if all(t.kind == "bool" for t in both) else bitwise
-        return Symbol(apply(op, *both), captures)
+        return _record(logical if all(t.kind == "bool" for t in both) else bitwise, x, y)
 
     return combine
 
@@ -357,7 +428,9 @@ def _softplus(x: Any) -> Symbol:
 
 
 def _invert(x: Symbol) -> Symbol:
-    return _record("not", x) if x.term.kind == "bool" else _record("sub", -1, x)
+    if x.term.kind == "bool":
+        return _record("not", x)
+    return _cast(Symbol(apply("sub", constant(-1), x.term), x.captures), x.dtype)
 
 
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
@@ -367,6 +440,7 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _isin(x: Any, choices: Tensor, **_: Any) -> Symbol:
+    x = x.long() if x.narrow else x
     result = _record("ne", x, x)
     for choice in choices.flatten().tolist():
         result = _record("or", result, _record("eq", x, choice))

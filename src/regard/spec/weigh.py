@@ -19,6 +19,8 @@ from regard.spec.rule import Rule, written_rule
 from regard.spec.term import constant
 from regard.spec.threshold import Argmax, Entmax, Top
 
+MAX_ITERATIONS = 10_000  # of Sinkhorn: far beyond where the weights still change
+
 Factor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 
 
@@ -224,6 +226,8 @@ def sinkhorn(iterations: int = 5) -> Weigh:
     """
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
         raise SpecError(f"sinkhorn must take at least 1 iteration, a whole number; got {iterations!r}.")
+    if iterations > MAX_ITERATIONS:
+        raise SpecError(f"sinkhorn must take at most {MAX_ITERATIONS} iterations; got {iterations}.")
     return Weigh(Softmax(), f"sinkhorn of {iterations}", iterations=iterations)
 
 

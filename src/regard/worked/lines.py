@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from regard.spec.term import ARITHMETIC, Term, slot_of, walk
+from regard.errors import SpecError
+from regard.spec.term import ARITHMETIC, WRAPS, Term, slot_of, tree_sizes, walk
 
 _OPERATIONS = "add sub mul div floordiv mod pow eq ne lt le gt ge and or xor bitand bitor bitxor shift_left shift_right"
 _SIGNS = dict(zip(_OPERATIONS.split(), "+ - * / // % ** == != < <= > >= & | ^ & | ^ << >>".split(), strict=True))
 _CASTS = {"to_int": ".long()", "to_float": ".float()", "exact": ".double()"}
+_CASTS |= {op: f".to(torch.{op.removeprefix('to_')}).long()" for op in WRAPS}
+MAX_WRITTEN = 1000
 
 
 def line(term: Term, names: Sequence[str], score: str = "s") -> str:
@@ -18,15 +21,19 @@ def line(term: Term, names: Sequence[str], score: str = "s") -> str:
     >>> line((mask.causal() & mask.window(3)).term, ())
     '(j <= p) & (((p - 3) < j) & (j < (p + 3)))'
     """
-    return _written(term, names, score)
+    if not is_short(term, MAX_WRITTEN):
+        raise SpecError(f"a formula that is written as code must have at most {MAX_WRITTEN} operations; got more.")
+    written: dict[Term, str] = {}
+    for node in walk(term):
+        written[node] = _written(node, [written[a] for a in node.args], names, score)
+    return written[term]
 
 
-def _written(node: Term, names: Sequence[str], score: str) -> str:
+def _written(node: Term, args: list[str], names: Sequence[str], score: str) -> str:
     if node.op == "constant":
         return repr(node.value)
     if node.op == "variable":
         return score if node.value == "s" else str(node.value)
-    args = [_written(a, names, score) for a in node.args]
     if node.op == "lookup":
         name = names[slot_of(node)]
         return f"{name}[{', '.join(args)}]" if args else name
@@ -65,7 +72,4 @@ def numbers(values: Tensor) -> str:
 
 def is_short(term: Term, most: int = 300) -> bool:
     """Whether a term written out has at most so many operations; one that repeats its parts may have very many."""
-    size: dict[Term, int] = {}
-    for node in walk(term):
-        size[node] = 1 + sum(size[a] for a in node.args)
-    return size[term] <= most
+    return tree_sizes(term)[term] <= most
