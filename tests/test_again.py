@@ -11,6 +11,7 @@ from torch import Tensor
 import regard
 from regard import again, mask, score
 from regard.engine.native import builds
+from regard.plan.recent import MAX_ENTRIES
 from regard.spec import rule
 
 pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")
@@ -259,20 +260,20 @@ def test_no_tensor_is_kept_alive():
     places = {x.data_ptr() for x in tensors}
     del tensors
     gc.collect()
-    reached, waiting = {}, list(again._known.values())
+    reached, waiting = {}, list(again._known._entries.values())
     while waiting:  # what is kept, and all that it holds
         here = waiting.pop()
         if id(here) not in reached and not isinstance(here, (type, types.ModuleType, types.FunctionType)):
             reached[id(here)] = here
             waiting.extend(gc.get_referents(here))
     alive = [x for x in reached.values() if isinstance(x, Tensor) and x.data_ptr() in places]
-    assert again._known and not alive
+    assert again._known._entries and not alive
 
 
 def test_only_so_many_questions_are_kept():
-    for n in range(1, again.KEPT + 20):
+    for n in range(1, MAX_ENTRIES + 20):
         regard.attention(*rows(n, n))
-    assert len(again._known) == again.KEPT
+    assert len(again._known._entries) == MAX_ENTRIES
 
 
 def test_many_threads_may_ask_at_once(answers):

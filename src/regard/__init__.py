@@ -19,6 +19,7 @@ from regard.integrations.torch_sdpa import replacing_sdpa, scaled_dot_product_at
 from regard.mechanism.catalogue import mechanisms
 from regard.mechanism.compare import compare
 from regard.packed import attention_packed
+from regard.plan.recent import clear_caches
 from regard.result import Attended
 from regard.spec import feature, mask, score, weigh
 from regard.worked.steps import Steps, steps
@@ -30,6 +31,7 @@ __all__ = [
     "attend",
     "attention",
     "attention_packed",
+    "clear_caches",
     "compare",
     "cost",
     "distributed",

@@ -4,7 +4,6 @@ Only what cannot have changed is recognised: plain tensors of the same shapes on
 and a rule that capture nothing, or little with the same numbers in it. Everything else goes the whole way.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -14,15 +13,13 @@ from torch.nn import Parameter
 
 from regard.engine.gradient import watched
 from regard.engine.native import Repeated
-from regard.plan.recent import Recent
+from regard.plan.recent import Bounded, Recent
 from regard.spec.formula import Formula, FromLengths
 from regard.spec.mask import Mask
 from regard.spec.read import LIGHT
 from regard.spec.rule import Rule
 
-KEPT = 64
-
-_known: OrderedDict[Hashable, Repeated] = OrderedDict()
+_known: Bounded[Repeated] = Bounded()
 _known_by_content: Recent[Repeated] = Recent()
 
 
@@ -54,9 +51,7 @@ def remember(q: Any, k: Any, v: Any, score: Any, mask: Any, ready: Callable[[], 
     if captured:
         _known_by_content.keep(asked, captured, made)
         return
-    _known[asked] = made
-    while len(_known) > KEPT:
-        _known.popitem(last=False)
+    _known.put(asked, made)
 
 
 def _are_plain(q: Any, k: Any, v: Any) -> bool:

@@ -6,7 +6,7 @@ The numbers come from the same plan and engine as those of an eager call, which 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from regard.attention import IN_ORDER, asked, finished
 from regard.engine.gradient import Engine, resumed, run
 from regard.errors import EngineError
 from regard.plan.choose import Plan, choose
+from regard.plan.recent import Bounded
 from regard.spec.named import read_options
 from regard.spec.precision import without_autocast
 from regard.spec.read import read
@@ -90,8 +91,7 @@ def _read(
     q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], question: str
 ) -> tuple[Question, Plan, Engine]:
     """What a text asks, its plan, and the engine that answers it."""
-    make = read_options if tensors else _read_again
-    options = dict(make(question, tuple(tensors), tuple(numbers), OPTIONS))
+    options = dict(_options(question, tensors, tuple(numbers)))
     engine = options.pop("engine")
     if isinstance(options["seed"], Tensor):
         options["seed"] = int(options["seed"])
@@ -100,7 +100,19 @@ def _read(
     return asking, plan, next(e for e in IN_ORDER if e.name == plan.engine)
 
 
-_read_again = lru_cache(maxsize=64)(read_options)
+_recent: Bounded[dict[str, Any]] = Bounded()
+
+
+def _options(question: str, tensors: Sequence[Tensor], numbers: tuple[int, ...]) -> dict[str, Any]:
+    """The options of a call by name; those without tensors are kept, since a graph runs many times."""
+    if tensors:
+        return read_options(question, tensors, numbers, OPTIONS)
+    options = _recent.get((question, numbers))
+    if options is None:
+        options = read_options(question, (), numbers, OPTIONS)
+        _recent.put((question, numbers), options)
+    return options
+
 
 _DERIVATIVES = DispatchKeySet(DispatchKey.AutogradFunctionality)
 _DERIVATIVES |= DispatchKeySet(DispatchKey.AutogradOther) | DispatchKeySet(DispatchKey.AutogradNestedTensor)

@@ -141,7 +141,7 @@ def test_a_mask_without_data_is_searched_once(monkeypatch: pytest.MonkeyPatch) -
     calls = []
     search = blocks_module.cover
     monkeypatch.setattr(blocks_module, "cover", lambda *args: calls.append(args) or search(*args))
-    blocks_module._without_data.cache_clear()
+    blocks_module._recent.clear()
     tiles = Tiles(4, 4, 64)
     one, other = (cover_of(question(mask=mask.causal() & mask.window(5)), tiles) for _ in range(2))
     assert one is other and len(calls) == 1
@@ -194,7 +194,7 @@ def test_planning_a_long_window_visits_few_regions(monkeypatch: pytest.MonkeyPat
         return bounded(self, term, where)
 
     monkeypatch.setattr(regions.Bounds, "of", counted)
-    blocks_module._without_data.cache_clear()
+    blocks_module._recent.clear()
     n = 262144
     shape = (1, 1, n, 64)
     spec = read(shape, shape, shape, mask=mask.causal() & mask.window(256)).spec

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from torch import Tensor
@@ -53,8 +52,6 @@ def covering(term: Term, tensors: Sequence[Tensor], lengths: Lengths, start: Sta
     size = (tiles.queries, tiles.keys)
     read = [tensors[n] for n in sorted(term.reads)]
     if isinstance(start, int):
-        if not read:
-            return _without_data(term, lengths, start, size)
         key: tuple[object, ...] = (term, lengths, size, start)
     else:
         key, read = (term, lengths, size), [*read, start]
@@ -69,11 +66,6 @@ def blocks_without_data(spec: Spec, tiles: Tiles) -> Cover | None:
 
 
 _recent: Recent[Cover] = Recent()
-
-
-@lru_cache(maxsize=256)
-def _without_data(term: Term, lengths: Lengths, start: int, size: tuple[int, int]) -> Cover:
-    return cover(term, (), lengths, start, size)
 
 
 def strips(spec: Spec, found: Cover, tiles: Tiles) -> Iterator[Strip]:

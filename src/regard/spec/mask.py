@@ -37,6 +37,7 @@ from regard.spec.trace import MASK_VARIABLES, trace
 
 MaskLike = "Mask | Tensor | NDArray[np.bool_] | Callable[..., Any]"
 Numbers = Sequence[int] | Tensor
+MAX_KEPT_TABLE = 2**24  # entries of a drawn table that is kept: at 262,144 positions blocks of 64 have as many
 MAX_TABLE = 2**27  # entries of a table of tokens or blocks, a byte each
 
 
@@ -368,10 +369,11 @@ class _Draw:
                 f"random_blocks must have at most {MAX_TABLE} pairs of blocks; got {rows} x {columns} blocks of "
                 f"{self.size}. Use larger blocks."
             )
-        return torch.from_numpy(_drawn(rows, columns, min(self.count, columns), self.seed))
+        draw = _drawn if rows * columns <= MAX_KEPT_TABLE else _drawn.__wrapped__
+        return torch.from_numpy(draw(rows, columns, min(self.count, columns), self.seed))
 
 
-@lru_cache(maxsize=2)  # a model asks for the same in each of its layers; at 262,144 positions a table has 16 MB
+@lru_cache(maxsize=2)  # the layers of a model share it
 def _drawn(rows: int, columns: int, count: int, seed: int) -> NDArray[np.bool_]:
     """Floyd's way, all rows at once: a column that a row has drawn before stands for the last one of its range."""
     source, row = np.random.default_rng(seed), np.arange(rows)

@@ -32,6 +32,7 @@ _makers: dict[str, Callable[..., Any]] = {}
 MAX_PARTS = 2000  # makers in one text
 MAX_DEPTH = 100  # makers and lists inside one another
 MAX_LETTERS = 2**22  # of a text that is read
+MAX_MESSAGE = 500  # letters of an error about a text, which may hold anything
 
 
 class SpelledTerm:
@@ -272,8 +273,10 @@ def _refusing(maker: str) -> Iterator[None]:
     """Turns every error into a SpecError: a text that cannot be made is refused, whatever is wrong with it."""
     try:
         yield
-    except SpecError:
-        raise
+    except SpecError as error:
+        if len(str(error)) <= MAX_MESSAGE:
+            raise
+        raise SpecError(f"{error!s:.{MAX_MESSAGE}} ...") from None
     except Exception as error:
         raise SpecError(f"{maker} cannot be made from this text: {type(error).__name__}: {error!s:.200}") from None
 
@@ -288,7 +291,9 @@ def _check_types(maker: str, given: Sequence[Any], options: dict[str, Any]) -> N
     try:
         bound = signature.bind(*given, **options)
     except TypeError as error:
-        raise SpecError(f"{maker} must be given the arguments it takes, {signature}; got others ({error}).") from None
+        raise SpecError(
+            f"{maker} must be given the arguments it takes, {signature}; got others ({error!s:.200})."
+        ) from None
     for name, value in bound.arguments.items():
         if not _fits(value, hints.get(name, Any)):
             raise SpecError(f"{name} of {maker} must be {hints[name]}; got {type(value).__name__}.")

@@ -142,7 +142,8 @@ def _brief(value: Any) -> str:
     if isinstance(value, (list, tuple)) and len(value) > 8:
         return f"a list of {len(value)}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(type(each).__name__ if isinstance(each, (list, tuple, dict)) else _brief(each) for each in value)}]"
+        inside = (type(x).__name__ if isinstance(x, (list, tuple, dict)) else _brief(x) for x in value)
+        return f"[{', '.join(inside)}]"
     if isinstance(value, dict):
         return f"a dict of {len(value)}"
     written = repr(value[:50]) if isinstance(value, str) else repr(value)

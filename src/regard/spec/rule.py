@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ def alibi(slopes: Tensor | None = None) -> Rule:
     )
 
 
-@cache
+@lru_cache(maxsize=64)
 def alibi_slopes(heads: int) -> Tensor:
     """The published slopes: 2^(-8h/H) for H a power of two, else those interleaved with every other of the next power.
 
