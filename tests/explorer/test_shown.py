@@ -60,7 +60,8 @@ def test_queries_that_begin_later_in_each_text_of_a_batch_keep_their_place() -> 
 
 def test_positions_are_the_names_where_there_are_no_tokens() -> None:
     said = shown(3, 5).said()
-    assert said["texts"] == [{"name": "positions", "tokens": ["0", "1", "2", "3", "4"], "words": [0, 1, 2, 3, 4]}]
+    words = {"words": [0, 1, 2, 3, 4], "parts": {}}
+    assert said["texts"] == [{"name": "positions", "tokens": ["0", "1", "2", "3", "4"], **words}]
     assert said["layers"][0]["first"] == 2
 
 

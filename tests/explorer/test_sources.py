@@ -155,7 +155,7 @@ def test_a_model_that_hears_is_refused(tmp_path: Path) -> None:
     sizes = dict(encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4)
     tokens = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=0)
     folder = saved("WhisperForConditionalGeneration", tmp_path, **sizes, **tokens)
-    with pytest.raises(LoadError, match="it reads input_features, and not a text"):
+    with pytest.raises(LoadError, match="its model type whisper reads input_features, and not a text"):
         of_name(folder)
 
 
@@ -169,7 +169,39 @@ def test_pickled_weights_are_not_read(gpt: str, tmp_path: Path) -> None:
         if file.suffix == ".json":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(LoadError, match="a Hugging Face directory or name with safetensors and a tokenizer; got"):
+    said = r"only in pytorch_model\.bin, a pickle, .* convert it to safetensors once: model\.save_pretrained\("
+    with pytest.raises(LoadError, match=said):
+        of_name(str(tmp_path))
+
+
+def test_a_model_without_a_tokenizer_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    sizes = dict(num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, hidden_size=32)
+    kinds = {
+        "GPT2LMHeadModel": dict(n_embd=32, n_layer=1, n_head=4),
+        "BertModel": sizes,  # transformers makes a tokenizer for it that knows no word
+        "LlamaForCausalLM": sizes,
+    }
+    for name, options in kinds.items():
+        kind, folder = getattr(transformers, name), tmp_path / name
+        kind(kind.config_class(vocab_size=4096, **options)).save_pretrained(folder)
+        with pytest.raises(LoadError, match=r"tokenizer.* Save the tokenizer beside the weights: tokenizer\.save_pre"):
+            of_name(str(folder))
+
+
+@pytest.mark.parametrize("name", ["DebertaV2Model", "MambaForCausalLM"])
+def test_a_model_whose_attention_cannot_be_recorded_is_refused_by_its_class(name: str, tmp_path: Path) -> None:
+    kind = getattr(transformers, name)
+    sizes = dict(num_attention_heads=4, intermediate_size=32) if "Deberta" in name else dict(state_size=4)
+    kind(kind.config_class(vocab_size=4096, hidden_size=32, num_hidden_layers=1, **sizes)).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    with pytest.raises(LoadError, match=f"to be recorded; {name} called neither. It computes softmax in code of its"):
+        of_name(str(tmp_path)).shown(TEXT)
+
+
+def test_a_model_that_reads_pictures_is_refused_for_that_and_not_for_its_tokenizer(tmp_path: Path) -> None:
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, image_size=32)
+    transformers.ViTModel(transformers.ViTConfig(patch_size=8, **sizes)).save_pretrained(tmp_path)
+    with pytest.raises(LoadError, match="its model type vit reads pixel_values, and not a text"):
         of_name(str(tmp_path))
 
 

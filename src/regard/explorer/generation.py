@@ -48,16 +48,27 @@ def written(model: Writing, shown: Shown, count: int, temperature: float, seed: 
             steps.append({"position": len(ids), **_said(model, shares, chosen)})
             ids, new = [*ids, chosen], [chosen]
     tell("the model reads what it wrote", None)
-    made = model.read(ids, "".join(model.texts(ids)))
-    made.generated = {"first": len(shown.ids), "steps": steps}
-    return made
+    continued = model.read(ids, _continued(model, shown, ids))
+    labels = continued.texts[0].labels
+    for step in steps:
+        step["text"] = labels[step["position"]]
+    continued.generated = {"first": len(shown.ids), "steps": steps}
+    return continued
+
+
+def _continued(model: Writing, shown: Shown, ids: list[int]) -> str:
+    """The text that was typed with the new tokens after it, decoded together: one character may span several tokens."""
+    assert shown.ids is not None
+    before, whole = model.decode(shown.ids), model.decode(ids)
+    if shown.text is None or not whole.startswith(before):
+        return whole
+    return shown.text + whole[len(before) :]
 
 
 def _said(model: Writing, shares: Tensor, chosen: int) -> dict[str, Any]:
     likely = shares.topk(min(OTHERS, len(shares)))
-    names = model.texts([chosen, *likely.indices.tolist()])
+    names = [model.spelled([token]).names[0] for token in likely.indices.tolist()]
     return {
-        "text": names[0],
         "probability": float(shares[chosen]),
-        "others": [[name, share] for name, share in zip(names[1:], likely.values.tolist(), strict=True)],
+        "others": [[name, share] for name, share in zip(names, likely.values.tolist(), strict=True)],
     }

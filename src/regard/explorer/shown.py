@@ -9,6 +9,7 @@ from regard.errors import SpecError
 from regard.explorer.head import Head, can_hide, without
 from regard.explorer.kept import Kept
 from regard.explorer.maps import Cells, Pyramid, glimpsed
+from regard.explorer.token_text import Part, TokenTexts
 from regard.inside.layer import Layer
 from regard.inside.places import word_ids
 from regard.inside.table import HeadTable
@@ -27,15 +28,30 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens as they read, under a name such as "source"."""
+    """The tokens of a text under a name such as "source"; `parts` are tokens with incomplete characters."""
 
     name: str
     tokens: list[str]
+    parts: dict[int, Part] = field(default_factory=dict)
 
     @property
     def words(self) -> list[int]:
-        """The number of its word for each token."""
-        return word_ids(self.tokens)
+        """The number of its word for each token; bytes that go on with a character belong to its word."""
+        begins = [n for n, token in enumerate(self.tokens) if token or n not in self.parts or n == 0]
+        words = dict(zip(begins, word_ids([self.tokens[n] for n in begins]), strict=True))
+        for n in range(len(self.tokens)):
+            words.setdefault(n, words.get(n - 1, 0))
+        return [words[n] for n in range(len(self.tokens))]
+
+    @property
+    def labels(self) -> list[str]:
+        """A label for each token; see `TokenTexts`."""
+        return TokenTexts(self.tokens, self.parts).labels
+
+    def said(self) -> dict[str, Any]:
+        """The text as the page needs it."""
+        parts = {str(n): [part.label, part.hex] for n, part in self.parts.items()}
+        return {"name": self.name, "tokens": self.tokens, "words": self.words, "parts": parts}
 
 
 @dataclass(frozen=True)
@@ -136,7 +152,7 @@ class Shown:
             "title": self.title,
             "text": self.text,
             "model": self.model,
-            "texts": [{"name": t.name, "tokens": t.tokens, "words": t.words} for t in self.texts],
+            "texts": [text.said() for text in self.texts],
             "layers": [self._layer_said(layer) for layer in self.layers],
             "dropped": [*self.tape.dropped, *self.notes],
             "generated": self.generated,

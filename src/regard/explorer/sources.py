@@ -10,6 +10,7 @@ import torch
 from regard.errors import LoadError, SpecError
 from regard.explorer.examples import EXAMPLES
 from regard.explorer.shown import Place, Shown, Text
+from regard.explorer.token_text import TokenTexts, byte_level_bytes, complete_text, spell
 from regard.inside.record import record
 from regard.inside.tape import Tape
 from regard.inside.texts import crosses
@@ -49,7 +50,11 @@ class Writing(Model, Protocol):
     def begun(self) -> "Begun":
         """What writes on."""
 
-    def texts(self, ids: list[int]) -> list[str]: ...
+    def spelled(self, ids: list[int]) -> TokenTexts:
+        """The tokens as text."""
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of the tokens together, without a last character whose bytes are not all there."""
 
     def read(self, ids: list[int], text: str) -> Shown:
         """The recording of these tokens."""
@@ -114,8 +119,14 @@ class Language:
     def __init__(self, name: str, model: LanguageModel, tokens: Tokens) -> None:
         self.name, self.model, self.tokens = name, model, tokens
 
-    def texts(self, ids: list[int]) -> list[str]:
-        return self.tokens.texts(ids)
+    def spelled(self, ids: list[int]) -> TokenTexts:
+        return spell(self._bytes(ids))
+
+    def decode(self, ids: list[int]) -> str:
+        return complete_text(b"".join(self._bytes(ids)))
+
+    def _bytes(self, ids: list[int]) -> list[bytes]:
+        return [byte_level_bytes(piece) for piece in self.tokens.pieces(ids)]
 
     def shown(self, text: str) -> Shown:
         return self.read(self.tokens.encode(text), text)
@@ -124,7 +135,7 @@ class Language:
         check_length(self.name, len(ids), self.limit)
         with torch.no_grad(), record(self.model, budget=BUDGET) as tape:
             self.model.states(torch.tensor([ids]))
-        return of_one_text(tape, self.texts(ids), ids, text, self.name)
+        return of_one_text(tape, self.spelled(ids), ids, text, self.name)
 
     def begun(self) -> Begun:
         return _Language(self.model)
@@ -164,21 +175,23 @@ class Dates:
             with record(self.model) as tape:
                 self.model(source, torch.tensor([target]))
         title = f"{titled(text)} → {dates.decode(written)}"
-        return of_two_texts(tape, words, [dates.TARGET[token] for token in target], text, title, self.name)
+        written_words = TokenTexts([dates.TARGET[token] for token in target], {})
+        return of_two_texts(tape, TokenTexts(words, {}), written_words, text, title, self.name)
 
 
-def of_one_text(tape: Tape, tokens: list[str], ids: list[int], text: str | None, name: str) -> Shown:
-    """What is shown of a model that reads one text."""
-    tape.tokens = tokens
-    places = {layer.number: Place(0, 0, len(tokens) - layer.take.q.shape[2], False) for layer in tape.layers}
-    return Shown(tape, [Text("text", tokens)], places, titled(text or ""), name, text, ids)
+def of_one_text(tape: Tape, tokens: TokenTexts, ids: list[int], text: str | None, name: str) -> Shown:
+    """The session entry of a model that reads one text."""
+    tape.tokens = tokens.names
+    places = {layer.number: Place(0, 0, len(ids) - layer.take.q.shape[2], False) for layer in tape.layers}
+    return Shown(tape, [Text("text", tokens.texts, tokens.parts)], places, titled(text or ""), name, text, ids)
 
 
-def of_two_texts(tape: Tape, source: list[str], target: list[str], text: str, title: str, name: str) -> Shown:
-    """What is shown of a model that reads one text and writes another."""
-    tape.tokens = {ENCODER: source, DECODER: target}
+def of_two_texts(tape: Tape, source: TokenTexts, target: TokenTexts, text: str, title: str, name: str) -> Shown:
+    """The session entry of a model that reads one text and writes another."""
+    tape.tokens = {ENCODER: source.names, DECODER: target.names}
     places = {layer.number: _between(layer.path) for layer in tape.layers}
-    return Shown(tape, [Text("source", source), Text("target", target)], places, title, name, text)
+    texts = [Text(what, side.texts, side.parts) for what, side in (("source", source), ("target", target))]
+    return Shown(tape, texts, places, title, name, text)
 
 
 def _between(path: str) -> Place:

@@ -62,6 +62,10 @@ class Tokens:
     def decode(self, tokens: Iterable[int]) -> str:
         return str(self._inner.decode(list(tokens), skip_special_tokens=False))
 
+    def pieces(self, tokens: Iterable[int]) -> list[str]:
+        """Each token as the vocabulary spells it: one letter for each byte, "Ġ" for a space."""
+        return [str(self._inner.id_to_token(int(token))) for token in tokens]
+
     def texts(self, tokens: Iterable[int]) -> list[str]:
         """Each token as it reads; one that is a part of a letter reads as �."""
         return [self.decode([token]) for token in tokens]
