@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 from regard.explorer.packing import Answer, unpacked
 
 BEGIN = """
-import sys
-from regard.explorer import explorer
-from regard.explorer.server import serve
-if len(sys.argv) > 2:
-    explorer.SHOWN = int(sys.argv[2])
-serve(*eval(sys.argv[1]), open_browser=False)
+import json, sys
+from regard.explorer import explorer, server
+options = json.loads(sys.argv[1])
+explorer.SHOWN = options.get("keeps") or explorer.SHOWN
+server.HEADER_TIMEOUT_S = options.get("header_timeout") or server.HEADER_TIMEOUT_S
+server.serve(*options["what"], port=options.get("port", 0), open_browser=bool(options.get("opens_browser")))
 """
 
 
@@ -84,17 +84,17 @@ class Served:
 
 
 @contextmanager
-def serving(*given: str, keeps: int | None = None) -> Iterator[Served]:
-    """A server of a text, None for the example; it has ended afterwards. It keeps as many texts as `regard look`, or so
-    many."""
-    what = given or (None,)
-    more = [] if keeps is None else [str(keeps)]
+def serving(*given: str, environment: dict[str, str] | None = None, **options: Any) -> Iterator[Served]:
+    """A server of a text, None for the example; it has ended afterwards.
+
+    Options: `keeps` (texts), `port`, `header_timeout` (seconds), `opens_browser`.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-c", BEGIN, repr(what), *more],
+        [sys.executable, "-c", BEGIN, json.dumps({"what": given or (None,), **options})],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
     )
     try:
         assert process.stdout is not None

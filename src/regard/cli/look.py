@@ -19,7 +19,7 @@ def look(
     ] = "language",
     tape: Annotated[Path | None, typer.Option(help="a recording that Tape.save wrote, in the place of a text")] = None,
     file: Annotated[Path | None, typer.Option(help="a file with the text")] = None,
-    port: Annotated[int, typer.Option(help="0 takes a free one")] = 0,
+    port: Annotated[int, typer.Option(help="0 takes a free one; any other has the same address at each start")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open the page")] = True,
 ) -> None:
     """Opens a page that shows what a model attends to, down to every number. Ctrl-C ends it.
@@ -31,13 +31,15 @@ def look(
         if tape is not None and words is not None:
             raise SpecError(f"a recording has its own text; got --tape {tape} and another text. Leave one of them out.")
         _check_installed()
+        from regard.explorer.listener import listen
         from regard.explorer.opened import opened
         from regard.explorer.server import serve
 
+        listener = listen(port)  # a port in use is said before a model is loaded
         what = words if tape is None else load_tape(tape)
         with working("the recording is opened" if tape is not None else f"{model} reads the text"):
             explorer = opened(what, model=model)
-        serve(explorer, port=port, open_browser=browser)
+        serve(explorer, port=listener, open_browser=browser)
 
 
 def _check_installed() -> None:

@@ -1,5 +1,6 @@
 """All that is shown, by number, with the models that may read more. `questions.ask` answers questions about it."""
 
+import secrets
 import threading
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ class Explorer:
     def __init__(self, *shown: Shown, models: tuple[str, ...] = ()) -> None:
         self.shown: dict[int, Shown] = dict(enumerate(shown))
         self.models = tuple(dict.fromkeys((*SHIPPED, *models)))
+        self.session = secrets.token_hex(8)  # numbers of another session are about other texts
         self.running = threading.Lock()  # one model runs at a time: recordings would wait for each other anyway
         self.timed: list[dict[str, Any]] = []  # what was measured on this machine, so that a file can show it
         self.outcomes: dict[str, Answer] = {}  # of experiments that were run, likewise, by what was asked

@@ -21,7 +21,7 @@ def state(explorer: Explorer, asked: Asked) -> Answer:
     models = [{"name": name, "title": TITLES.get(name, name)} for name in explorer.models]
     limits = {"tokens": TOKENS, "characters": CHARACTERS}
     values = {"shown": shown, "models": models, "limits": limits, "examples": list(EXAMPLES.values())}
-    return Answer({"version": version("regard"), **values})
+    return Answer({"version": version("regard"), "session": explorer.session, **values})
 
 
 def run(explorer: Explorer, asked: Asked) -> Answer:

@@ -2,18 +2,16 @@
 
 The address has a key that nobody can guess, so that other pages and other users cannot ask. Requests must name this
 machine as their host, and if they have an origin, it must be this page. Files are a fixed list. Questions are answered
-in threads: neither a slow reader nor a long question keeps others waiting.
+in threads: neither a slow reader nor a long question keeps others waiting. A page that lost the server finds it again
+by `/proof/...`, which shows that the server has the key before the page sends it.
 """
 
 import asyncio
 import json
-import os
 import secrets
-import socket
 import sys
 import threading
 import traceback
-import webbrowser
 
 import uvicorn
 from starlette.applications import Starlette
@@ -22,16 +20,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from regard.errors import RegardError, SpecError
-from regard.explorer import pages
+from regard.explorer import pages, unknown_address
 from regard.explorer.explorer import Explorer
+from regard.explorer.listener import Listener, listen
+from regard.explorer.open_page import open_page
 from regard.explorer.opened import opened
 from regard.explorer.packing import packed
+from regard.explorer.page_key import key_of_port, new_key, proof
 from regard.explorer.questions import LONG, ask
+from regard.explorer.request_timeout import protocol_with_timeout
 from regard.explorer.threads import Threads
 from regard.inside.tape import Tape
 
 BODY = 8 * 2**20  # bytes of a question
 PATIENCE = 30.0  # seconds in which a question must have arrived
+HEADER_TIMEOUT_S = 15.0  # in which the header of a request must have arrived
+HEADER_BYTES = 16 * 2**10
 KINDS = {
     ".html": "text/html",
     ".css": "text/css",
@@ -56,21 +60,34 @@ def serve(
     what: str | Tape | Explorer | None = None,
     *,
     model: str = "language",
-    port: int = 0,
+    port: int | Listener = 0,
     open_browser: bool = True,
 ) -> None:
-    """Shows the page until Ctrl-C. Prints its address alone on a line; `port` 0 takes a free one.
+    """Shows the page until Ctrl-C. Prints its address alone on a line.
 
     `what` is a text that `model` reads, a recording, or None for an example; `model` is one that `of_name`
-    knows. See `opened`.
+    supports. `port` 0 takes a free one; any other port has the same address at each start. A `Listener`
+    serves too. See `opened`.
     """
-    explorer = what if isinstance(what, Explorer) else opened(what, model=model)
-    listening = _listening(port)
-    number = listening.getsockname()[1]
-    key = secrets.token_urlsafe(12)
-    address = f"http://127.0.0.1:{number}/{key}/"
+    listener = port if isinstance(port, Listener) else listen(port)  # before a model is loaded
+    try:
+        explorer = what if isinstance(what, Explorer) else opened(what, model=model)
+        _run(explorer, listener, open_browser)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    finally:
+        listener.socket.close()
+
+
+def _run(explorer: Explorer, listener: Listener, open_browser: bool) -> None:
+    number = listener.port
+    key = key_of_port(number) if listener.is_chosen else new_key()
+    address, is_opened = f"http://127.0.0.1:{number}/{key}/", threading.Event()
     config = uvicorn.Config(
-        application(explorer, key, number),
+        application(explorer, key, number, is_opened),
+        http=protocol_with_timeout(HEADER_TIMEOUT_S),
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        ws="none",
         log_level="error",
         access_log=False,
         server_header=False,
@@ -79,36 +96,24 @@ def serve(
         timeout_keep_alive=30,
     )
     print(address, flush=True)
-    if open_browser:
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    opening = open_page(address, is_opened) if open_browser else None
     try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        uvicorn.Server(config).run(sockets=[listener.socket])
     finally:
-        listening.close()
+        is_opened.set()  # the file that led to the address is removed
+        if opening is not None:
+            opening.join(timeout=5)
 
 
-def _listening(port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    if os.name == "posix":  # a port that was just left; elsewhere this would share one that is in use
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(("127.0.0.1", port))
-        listening.listen(128)  # who reads the address may ask at once
-    except (OSError, OverflowError) as error:
-        listening.close()
-        raise SpecError(f"port must be free and from 0 to 65535; got {port}: {error}. Use 0 for a free one.") from None
-    return listening
-
-
-def application(explorer: Explorer, key: str, port: int) -> Starlette:
-    """What answers, under an address that begins with the key."""
+def application(explorer: Explorer, key: str, port: int, is_opened: threading.Event | None = None) -> Starlette:
+    """The application that answers, under an address that begins with the key; `is_opened` is set by the first page."""
     static = pages.served()  # no other file can be asked for
     pool = Threads()
     refuse = _Doors(port)
 
     async def page(request: Request) -> Response:
+        if is_opened is not None:
+            is_opened.set()
         return refuse(request) or _file(static, "index.html")
 
     async def file(request: Request) -> Response:
@@ -117,17 +122,30 @@ def application(explorer: Explorer, key: str, port: int) -> Starlette:
     async def question(request: Request) -> Response:
         return refuse(request) or await _answered(explorer, pool, request)
 
+    async def proven(request: Request) -> Response:
+        values = {"proof": proof(key, port, request.path_params["nonce"]), "session": explorer.session}
+        return refuse(request) or JSONResponse(values, headers=HEADERS)
+
     async def nothing(request: Request) -> Response:
-        return refuse(request) or _error(404, "there is nothing here; open the address that regard look printed.")
+        return refuse(request) or _unknown(request)
 
     return Starlette(
         routes=[
             Route(f"/{key}/", page, methods=["GET"]),
             Route(f"/{key}/static/{{name}}", file, methods=["GET"]),
             Route(f"/{key}/ask/{{name}}", question, methods=["POST"]),
+            Route("/proof/{nonce}", proven, methods=["GET"]),
             Route("/{rest:path}", nothing, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]),
         ]
     )
+
+
+def _unknown(request: Request) -> Response:
+    """A page for people, and JSON for programs."""
+    if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        headers = {**HEADERS, "Content-Security-Policy": unknown_address.POLICY}
+        return Response(unknown_address.HTML, 404, headers=headers, media_type="text/html")
+    return _error(404, unknown_address.SENTENCE)
 
 
 class _Doors:

@@ -1,0 +1,52 @@
+"""Opens the page in a browser without its key in a command line, which every user of the machine can read.
+
+The browser opens a file that only its owner can read, and the file leads on to the address.
+"""
+
+import os
+import tempfile
+import threading
+import webbrowser
+from html import escape
+from pathlib import Path
+from typing import Any
+
+FILE_LIFETIME_S = 120.0
+
+
+class RedirectFile:
+    """A file of mode 0600, in a folder of mode 0700, that leads to an address. A context manager removes both."""
+
+    def __init__(self, address: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="regard-", ignore_cleanup_errors=True)
+        self.path = Path(self._folder.name) / "open.html"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf8") as file:
+            file.write(_page(escape(address)))
+
+    def __enter__(self) -> "RedirectFile":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._folder.cleanup()
+
+
+def open_page(address: str, is_opened: threading.Event) -> threading.Thread:
+    """Opens the page in a thread; the file goes when `is_opened` is set, or some time later."""
+
+    def work() -> None:
+        with RedirectFile(address) as file:
+            webbrowser.open(file.path.as_uri())
+            is_opened.wait(FILE_LIFETIME_S)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _page(address: str) -> str:
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="referrer" content="no-referrer">\n'
+        f'<meta http-equiv="refresh" content="0;url={address}">\n<title>regard</title>\n</head>\n'
+        f'<body><p><a href="{address}">Open the explorer</a></p></body>\n</html>\n'
+    )
