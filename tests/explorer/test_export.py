@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import zlib
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regard import weigh
 from regard.errors import LoadError, SpecError
 from regard.explorer import pages
 from regard.explorer.explorer import Explorer
 from regard.explorer.packing import Answer, unpacked
 from regard.explorer.questions import ask
 from regard.explorer.recorded import of_tape
+from regard.explorer.sources import of_name
 from tests.explorer.recordings import a_tape, explorer, shown
+
+SENTENCE = " The captain saw the white whale and the boats went down. The captain saw the white whale"
 
 
 def written(given: Explorer, **params: Any) -> tuple[str, dict[str, Answer], list[str]]:
@@ -27,7 +32,11 @@ def written(given: Explorer, **params: Any) -> tuple[str, dict[str, Answer], lis
     found = re.search(r'<script type="application/json" id="regard-answers">(.*?)</script>', html, re.DOTALL)
     assert found
     packed = json.loads(found[1])["answers"]
-    return html, {key: unpacked(b64decode(data)) for key, data in packed.items()}, made.values["left_out"]
+    return (
+        html,
+        {key: unpacked(zlib.decompress(b64decode(data))) for key, data in packed.items()},
+        made.values["left_out"],
+    )
 
 
 def test_the_file_holds_the_same_numbers() -> None:
@@ -36,18 +45,16 @@ def test_the_file_holds_the_same_numbers() -> None:
     assert left_out == []
     tile = answers['tile{"column":0,"head":1,"layer":0,"level":0,"row":0,"shown":0}']
     assert np.allclose(tile.arrays["mean"], given.shown[0].tape[0].weights[0, 1], atol=1e-6)
-    cell = answers['cell{"head":1,"key":3,"layer":0,"query":7,"shown":0}'].values
-    assert cell == unpacked_cell(given)
+    vectors = answers['head_vectors{"head":1,"layer":0,"shown":0}']
+    take = given.shown[0].layer(0).take
+    for name, tensor in (("q", take.q), ("k", take.k), ("v", take.v)):
+        assert np.array_equal(vectors.arrays[name], tensor[0, 1].numpy())
+    assert vectors.arrays["visible"].all()
+    assert vectors.values["code"].count("{query}") == 1
     assert 'levels{"head":1,"layer":0,"shown":0}' in answers
     assert 'thumbnails{"layer":0,"shown":0,"size":64}' in answers
     assert 'heads{"shown":0}' in answers
     assert not any('"head":0' in key for key in answers), "only what was asked for"
-
-
-def unpacked_cell(given: Explorer) -> dict[str, Any]:
-    from regard.explorer.packing import packed
-
-    return unpacked(packed(ask(given, "cell", {"layer": 0, "head": 1, "query": 7, "key": 3}))).values
 
 
 def test_the_state_in_a_file_has_one_thing_and_no_model() -> None:
@@ -62,7 +69,42 @@ def test_what_does_not_fit_is_left_out_from_the_finest_on_and_said() -> None:
     _, answers, left_out = written(explorer(1500, 1500), heads=[[0, 0]], budget=2**20)
     levels = {json.loads(key[4:])["level"] for key in answers if key.startswith("tile")}
     assert levels == {3}
+    assert answers['levels{"head":0,"layer":0,"shown":0}'].values["finest"] == 3
     assert left_out == ["layer 0, head 0, cells of 4 x 4: does not fit into the file"]
+
+
+def test_every_head_has_its_coarsest_map_before_one_has_a_finer_one() -> None:
+    _, answers, left_out = written(explorer(1100, 1100, heads=8, key_heads=8), budget=3 * 2**20)
+    levels = [answers[f'levels{{"head":{head},"layer":0,"shown":0}}'].values for head in range(8)]
+    finest = [each["finest"] for each in levels]
+    assert len(finest) == 8
+    assert max(finest) - min(finest) <= 1, "budget is shared by level, and not by head"
+    assert finest == sorted(finest), "the heads that matter most come first"
+    for head, level in enumerate(finest):
+        assert f'tile{{"column":0,"head":{head},"layer":0,"level":{level},"row":0,"shown":0}}' in answers
+    assert len(left_out) == 1
+    assert "also of heads after it: does not fit into the file" in left_out[0]
+
+
+def test_heads_without_a_map_have_their_small_one() -> None:
+    _, answers, left_out = written(explorer(1100, 1100, heads=8, key_heads=8), budget=2**16)
+    assert not any(key.startswith("tile") for key in answers)
+    assert answers['thumbnails{"layer":0,"shown":0,"size":64}'].arrays["max"].shape == (8, 35, 35)
+    assert left_out[0] == "layer 0, head 0, cells of 8 x 8, also of heads after it: does not fit into the file"
+
+
+def test_a_file_of_a_short_text_is_small() -> None:
+    """The arithmetic of every cell is computed in the page; one answer a cell took ten megabytes."""
+    html, answers, left_out = written(Explorer(of_name("language").shown(SENTENCE)))
+    assert left_out == []
+    assert sum(key.startswith("head_vectors") for key in answers) == 32
+    assert len(html) < 2.5 * 2**20
+
+
+def test_cells_are_held_where_the_page_cannot_compute_them() -> None:
+    _, answers, _ = written(explorer(5, 5, weigh=weigh.sparsemax()), heads=[[0, 0]])
+    assert sum(key.startswith("cell") for key in answers) == 25
+    assert not any(key.startswith("head_vectors") for key in answers)
 
 
 def test_the_file_needs_nothing_from_elsewhere() -> None:

@@ -1,5 +1,6 @@
 """What is taken along: the page as a file that needs neither server nor network, the map as a picture."""
 
+import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -9,12 +10,23 @@ import torch
 
 import regard
 from regard import weigh
+from regard.explorer.packing import plain
 from regard.explorer.questions import ask
 from regard.worked.examples import example
 from tests.explorer.browser import HEAD, LAYER, Site, at, near, needs_chromium, saved, settled, stage, weights
 from tests.explorer.recordings import explorer
 
 pytestmark = needs_chromium
+CELL = """async ([answers, params]) => {
+  const { fileSource } = await import("./static/source.js");
+  return (await fileSource(answers).ask("cell", params)).values;
+}"""
+COLORS = """canvas => {
+  const { data } = canvas.getContext("2d").getImageData(200, 200, 300, 300);
+  const found = new Set();
+  for (let n = 0; n < data.length; n += 4) found.add((data[n] << 16) + (data[n + 1] << 8) + data[n + 2]);
+  return found.size;
+}"""
 VIEW = f"view=map&layer={LAYER}&head={HEAD}"
 
 
@@ -64,6 +76,51 @@ def test_the_file_has_the_arithmetic_of_the_head_that_was_looked_at(
     assert near(page.locator(".headline output").text_content(), float(weights()[query, key]))
 
 
+@pytest.mark.parametrize("options", [{}, {"mask": "causal"}, {"mask": "causal", "score": "alibi"}])
+def test_the_page_computes_the_same_arithmetic_as_the_server(site: Site, options: dict[str, str]) -> None:
+    chosen: dict[str, Any] = {"mask": regard.mask.causal()} if "mask" in options else {}
+    if "score" in options:
+        chosen["score"] = regard.score.dot().then(regard.score.alibi())
+    given = explorer(6, 9, **chosen)
+    html = ask(given, "export", {"shown": 0}).arrays["html"].tobytes().decode()
+    answers = json.loads(html.split('id="regard-answers">')[1].split("</script>")[0])["answers"]
+    page = site.page("view=steps")
+    for query, key in ((0, 0), (5, 8), (2, 8), (3, 6)):
+        params = {"shown": 0, "layer": 0, "head": 1, "query": query, "key": key}
+        right = plain(ask(given, "cell", params).values)
+        cell = page.evaluate(CELL, [answers, params])
+        assert set(right) <= set(cell)
+        for name, value in right.items():
+            same = pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, (float, list)) else value
+            assert cell[name] == same if name != "statistic" else cell[name]["value"] == pytest.approx(value["value"])
+
+
+def test_a_long_text_has_a_map_of_every_head(site: Site, tmp_path: Path) -> None:
+    given = explorer(1100, 1100, heads=8, key_heads=8)
+    for budget, finer in ((3 * 2**20, "8 × 8"), (2**16, "32 × 32")):
+        path = tmp_path / f"{budget}.html"
+        path.write_bytes(ask(given, "export", {"shown": 0, "budget": budget}).arrays["html"].tobytes())
+        page = from_disk(site, path, "view=map&layer=0&head=7&theme=light")
+        page.locator(".legend .level").wait_for()
+        settled(page)
+        legend = page.locator(".legend .level").text_content()
+        assert f"{finer} weights a cell; this file holds nothing finer" in legend
+        assert page.locator("canvas.map").evaluate(COLORS) > 20, "the map is not blank"
+        page.mouse.move(*at(page, 700, 300))
+        settled(page)
+        size = int(finer.split()[0])
+        cell = (
+            given.shown[0]
+            .head(0, 7)
+            .weights(
+                slice(700 // size * size, 700 // size * size + size),
+                slice(300 // size * size, 300 // size * size + size),
+            )
+        )
+        assert near(page.locator(".readout output").text_content(), float(cell.max()))
+        assert not page.locator(".alert").is_visible()
+
+
 def test_the_file_hides_the_sink_as_a_mask_would(site: Site, file: Path) -> None:
     page = from_disk(site, file, VIEW)
     page.get_by_label("Hide the sink").check()
@@ -83,9 +140,11 @@ def test_the_file_hides_the_sink_as_a_mask_would(site: Site, file: Path) -> None
     assert float(item.get_attribute("data-value")) == pytest.approx(float(left[query, key]), abs=1e-5)
 
 
-def test_the_file_says_what_it_does_not_hold(site: Site, file: Path) -> None:
-    page = from_disk(site, file, "view=arithmetic&layer=3&head=7&query=9&key=2")
-    page.get_by_text("This file does not hold that").first.wait_for()
+def test_the_file_says_what_it_does_not_hold(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "long.html"
+    path.write_bytes(ask(explorer(600, 600), "export", {"shown": 0, "budget": 2**16}).arrays["html"].tobytes())
+    page = from_disk(site, path, "view=text&layer=0&head=0&locked=3")
+    page.locator(".alert", has_text="This file does not hold that; open the text with regard look.").wait_for()
 
 
 def test_an_example_in_the_file_is_whole_and_can_be_changed(site: Site, file: Path) -> None:

@@ -233,8 +233,14 @@ def test_a_recording_opens_and_one_that_was_saved_too(tmp_path: Path) -> None:
         assert opened(given).shown[0].texts[0].tokens == list("abcde")
 
 
-def test_a_text_replaces_what_was_shown_or_is_shown_beside_it() -> None:
+def test_texts_are_added_to_a_history_that_is_bounded_by_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     explorer = Explorer(of_name("language").shown(" one"))
     assert ask(explorer, "run", {"text": " two"}).values == {"id": 1}
-    assert ask(explorer, "run", {"text": " three", "into": 0}).values == {"id": 0}
-    assert [shown.text for shown in explorer.shown.values()] == [" three", " two"]
+    assert ask(explorer, "run", {"text": " three", "into": 0}).values == {"id": 2}
+    assert [shown.text for shown in explorer.shown.values()] == [" one", " two", " three"]
+    monkeypatch.setattr("regard.explorer.explorer.SHOWN", 3)
+    ask(explorer, "run", {"text": " four"})
+    assert [shown.text for shown in explorer.shown.values()] == [" one", " three", " four"]
+    monkeypatch.setattr("regard.explorer.explorer.HISTORY_BYTES", 3 * explorer.shown[0].nbytes - 1)
+    ask(explorer, "run", {"text": " five"})
+    assert [shown.text for shown in explorer.shown.values()] == [" one", " five"]

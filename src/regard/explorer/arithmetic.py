@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +12,8 @@ from regard.engine.dense import block, parameter_of, positions_of
 from regard.explorer.asked import Asked
 from regard.explorer.explorer import Explorer
 from regard.explorer.head import Head
-from regard.explorer.lines import code
-from regard.explorer.packing import Answer
+from regard.explorer.lines import code, code_template
+from regard.explorer.packing import Answer, numbers
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.finite import all_finite
 from regard.spec.read import read
@@ -36,6 +37,31 @@ def cell(explorer: Explorer, asked: Asked) -> Answer:
     place = shown.layer(layer).heads.index(head)
     lines = code(whole, layer, shown.batch, place, row.query, key)
     return Answer({"layer": layer, "head": head, "query": row.query, "key": key, **values, "code": lines})
+
+
+def head_vectors(explorer: Explorer, asked: Asked) -> Answer:
+    """A head's vectors, from which a page computes any cell itself: q, k and v, and which pairs are visible.
+
+    Scores are included where a rule changes them. `supported` is False where a page cannot compute the weights: other
+    scores than products, and other normalizers than softmax.
+    """
+    shown = explorer.find(asked)
+    layer, head = asked.whole("layer", 0, 10**6), asked.whole("head", 0, 10**6)
+    row, take = Row(shown.head(layer, head), 0), shown.taken(layer)
+    own, spec = row.question, row.question.spec
+    is_softmax = spec.normaliser.name == "softmax" and own.weigh.iterations == 1 and own.weigh.factor is None
+    if spec.score != "dot" or not is_softmax or own.relative_values is not None or own.weigh.features is not None:
+        return Answer({"supported": False})
+    whole = read(take.q, take.k, take.v, **take.options)
+    values = {"supported": True, "scale": spec.scale, "weighing": own.weigh.formula, **_words(whole)}
+    lines = code_template(whole, layer, shown.batch, shown.layer(layer).heads.index(head))
+    start = 0 if isinstance(own.start, Tensor) and own.start.numel() > 1 else int(own.start)
+    arrays = {"q": row.inputs.q[0, row.head.place], "k": row.inputs.k[0, row.keys.start], "v": row.values}
+    packed = {name: numbers(x) for name, x in arrays.items()}
+    packed["visible"] = (row.all_scores() > -torch.inf).numpy().astype(np.uint8)
+    if spec.rule is not None:
+        packed["scores"] = numbers(row.all_after_rule())
+    return Answer({**values, "code": lines, "start": start}, packed)
 
 
 def _words(question: Question) -> dict[str, Any]:
@@ -95,6 +121,33 @@ class Row:
     @cached_property
     def scores(self) -> Tensor:
         return self.scores_of(range(self.question.spec.n_k))
+
+    def all_scores(self) -> Tensor:
+        """The scores of every query and key of the head, -inf where hidden."""
+        q, k, positions = self._whole()
+        with torch.no_grad():
+            return block(self.question.spec, self.inputs, positions, q, k, all_finite(q, k)).scores[0, 0]
+
+    def all_after_rule(self) -> Tensor:
+        """The scores of every query and key after the rule, of hidden pairs too."""
+        q, k, positions = self._whole()
+        rule = self.question.spec.rule
+        assert rule is not None
+        scaled = q @ k.mT * self.question.spec.scale
+        after = Evaluation(self.inputs.tensors, positions, scaled, torch.float64).number(rule)
+        return after.expand(scaled.shape)[0, 0]
+
+    def _whole(self) -> tuple[Tensor, Tensor, Positions]:
+        """All queries and keys of the head, and their positions."""
+        spec, place = self.question.spec, self.head.place
+        heads, i, j = range(place, place + 1), range(spec.n_q), range(spec.n_k)
+        positions = positions_of(spec, self.inputs, range(1), heads, i, j)
+        return self.inputs.q[:1, place : place + 1], self.inputs.k[:1, self.keys], positions
+
+    @property
+    def values(self) -> Tensor:
+        """The values that this head takes from, (n_k, width)."""
+        return self.inputs.v[0, self.head.place // (self.question.spec.heads // self.inputs.v.shape[1])]
 
     def score(self, key: int) -> dict[str, Any]:
         """From q and k to the score that is weighed."""
@@ -160,7 +213,7 @@ class Row:
     def taken(self, key: int) -> dict[str, Any]:
         """What the weight takes from the value, and the output that all of them make together."""
         weights, _ = self.weights
-        v = self.inputs.v[0, self.head.place // (self.question.spec.heads // self.inputs.v.shape[1])]
+        v = self.values
         output = weights @ torch.where(weights[:, None] > 0, v, 0.0)
         if self.question.relative_values is not None:
             output = self.head.attended.output[0, self.head.place, self.query].double()

@@ -10,7 +10,8 @@ from regard.explorer.packing import Answer
 from regard.explorer.shown import Shown, Told
 from regard.explorer.sources import SHIPPED, Model, Writing, of_name
 
-SHOWN = 16  # things at a time: each holds a recording
+SHOWN = 16  # texts of the history: each holds a recording
+HISTORY_BYTES = 2 * 2**30  # of their recordings
 
 
 class Explorer:
@@ -39,21 +40,17 @@ class Explorer:
             raise SpecError(f"{key} must be the number of something that is shown, {known}; got {number}.")
         return found
 
-    def add(self, shown: Shown, into: int | None = None) -> int:
-        """Shows one thing more, or another in the place of one; its number."""
+    def add(self, shown: Shown) -> int:
+        """Adds a text to the history and returns its number. The oldest ones but the first go where there are too many,
+        or too large ones."""
         with self._lock:
-            if into is not None and into in self.shown:
-                before, number = self.shown[into], into
-                before.forget()
-            else:
-                number = self._next
-                self._next += 1
+            number = self._next
+            self._next += 1
             self.shown[number] = shown
             for old in list(self.shown)[1:-1]:
-                if len(self.shown) <= SHOWN:
+                if len(self.shown) <= SHOWN and sum(each.nbytes for each in self.shown.values()) <= HISTORY_BYTES:
                     break
-                if old != number:
-                    self.shown.pop(old).forget()
+                self.shown.pop(old).forget()
         return number
 
     def model(self, name: str) -> Model:

@@ -1,6 +1,7 @@
 """One HTML file with the page and the answers it needs: it opens from disk, without a network and without Python."""
 
 import json
+import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
@@ -20,7 +21,9 @@ from regard.explorer.shown import Shown
 from regard.worked.examples import EXAMPLES
 
 BUDGET, LARGEST = 12 * 2**20, 200 * 2**20  # bytes of answers: what is taken unless it is said, and at most
-HEADS = 64
+HEADS = 64  # whose maps are held, at most
+ARITHMETIC_PAIRS = 2**18  # of a head whose arithmetic is held, at most
+CELLS = 2**12  # of a head whose cells are held one by one, at most
 THUMBNAIL = 64
 
 Key = tuple[str, dict[str, Any]]  # a question and its parameters
@@ -32,7 +35,8 @@ def exported(
 ) -> tuple[str, list[str]]:
     """The file, and what it had to leave out; `heads` are (layer, head), those first that matter most.
 
-    Maps are held from the coarsest level to the finest that fits into `budget` bytes.
+    Small maps of every head are always there. Of `heads` the coarsest level comes first, for all of them, then finer
+    ones until `budget` bytes are used, then the vectors from which the page computes the arithmetic.
     """
     held = _Held(explorer, ask, budget)
     shown = explorer.shown[number]
@@ -41,22 +45,38 @@ def exported(
         held.add(*key)
     for layer, head, query, key in cells:
         held.add("cell", {"shown": number, "layer": layer, "head": head, "query": query, "key": key})
-    for layer, head in heads:
-        about = {"shown": number, "layer": layer, "head": head}
-        held.add("levels", about)
-        whole = shown.map(layer, head)
-        for level in reversed(range(whole.levels)):
-            size = f"cells of {2**level} x {2**level}" if level else "single weights"
-            if not held.all(f"layer {layer}, head {head}, {size}", _tiles(about, whole.head.shape, level)):
-                break
+    _add_maps(held, shown, number, heads)
     for ran in ask(explorer, "experiments", {}).values["ran"]:
         held.all(f"the experiment {ran['name']}", [("experiment", ran)])
     for layer, head in heads:
-        about = {"shown": number, "layer": layer, "head": head}
-        every = list(_cells(about, shown.map(layer, head).head.shape))
-        if not held.all(f"layer {layer}, head {head}, the arithmetic, also of heads after it", every):
+        keys = _arithmetic(held, shown, {"shown": number, "layer": layer, "head": head})
+        if not held.all(f"layer {layer}, head {head}, the arithmetic, also of heads after it", keys):
             break
     return _page(shown.title, held.answers), held.left_out
+
+
+def _add_maps(held: "_Held", shown: Shown, number: int, heads: Sequence[tuple[int, int]]) -> None:
+    """Levels of all heads in turn, from the coarsest to the finest, until one does not fit.
+
+    A head without any level is shown by its small map.
+    """
+    finest: dict[tuple[int, int], int] = {}
+    levels = {(layer, head): shown.map(layer, head).levels for layer, head in heads}
+    for level in reversed(range(max(levels.values(), default=0))):
+        for layer, head in (each for each in heads if level < levels[each]):
+            about, shape = {"shown": number, "layer": layer, "head": head}, shown.map(layer, head).head.shape
+            size = f"cells of {2**level} x {2**level}" if level else "single weights"
+            more = ", also of heads after it" if (layer, head) != heads[-1] else ""
+            if not held.all(f"layer {layer}, head {head}, {size}{more}", _tiles(about, shape, level)):
+                return _add_levels(held, number, finest)
+            finest[layer, head] = level
+    return _add_levels(held, number, finest)
+
+
+def _add_levels(held: "_Held", number: int, finest: dict[tuple[int, int], int]) -> None:
+    """The sizes of each map, with the finest level that the file holds."""
+    for (layer, head), level in finest.items():
+        held.add("levels", {"shown": number, "layer": layer, "head": head}, finest=level)
 
 
 class _Held:
@@ -67,8 +87,10 @@ class _Held:
         self.answers: dict[str, str] = {}
         self.left_out: list[str] = []
 
-    def add(self, name: str, params: dict[str, Any]) -> None:
-        self.put([(question(name, params), self._packed(name, params))])
+    def add(self, name: str, params: dict[str, Any], **more: Any) -> None:
+        """One answer, with more values where some are given."""
+        answer = self.ask(self.explorer, name, params)
+        self.put([(question(name, params), _written(Answer({**answer.values, **more}, answer.arrays)))])
 
     def all(self, what: str, keys: Sequence[Key] | Iterator[Key]) -> bool:
         """All of these, or none of them where they do not fit; whether they did."""
@@ -84,7 +106,10 @@ class _Held:
         return True
 
     def _packed(self, name: str, params: dict[str, Any]) -> str:
-        return _written(self.ask(self.explorer, name, params))
+        answer = self.ask(self.explorer, name, params)
+        if name == "tile" and params["level"] == 0:  # a single weight is its own mean and maximum
+            return _written(Answer(answer.values, {"mean": answer.arrays["mean"]}))
+        return _written(answer)
 
     def put(self, found: list[tuple[str, str]]) -> None:
         for key, made in found:
@@ -104,7 +129,7 @@ def question(name: str, params: dict[str, Any]) -> str:
 
 
 def _written(answer: Answer) -> str:
-    return b64encode(packed(answer)).decode()
+    return b64encode(zlib.compress(packed(answer))).decode()
 
 
 def _state(explorer: Explorer, ask: Ask, number: int) -> str:
@@ -141,12 +166,15 @@ def _tiles(about: dict[str, Any], shape: tuple[int, int], level: int) -> Iterato
             yield "tile", {**about, "level": level, "row": row, "column": column}
 
 
-def _cells(about: dict[str, Any], shape: tuple[int, int]) -> Iterator[Key]:
-    """Every single weight of a small map."""
-    if shape[0] * shape[1] <= 2**12:
-        for query in range(shape[0]):
-            for key in range(shape[1]):
-                yield "cell", {**about, "query": query, "key": key}
+def _arithmetic(held: "_Held", shown: Shown, about: dict[str, Any]) -> Iterator[Key]:
+    """The vectors of a head, from which the page computes any cell; where it cannot, the cells of a small map."""
+    n_q, n_k = shown.map(about["layer"], about["head"]).head.shape
+    if n_q * n_k > ARITHMETIC_PAIRS:
+        return
+    if held.ask(held.explorer, "head_vectors", about).values["supported"]:
+        yield "head_vectors", about
+    elif n_q * n_k <= CELLS:
+        yield from (("cell", {**about, "query": query, "key": key}) for query in range(n_q) for key in range(n_k))
 
 
 def _page(title: str, answers: dict[str, str]) -> str:

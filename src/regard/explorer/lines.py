@@ -12,41 +12,49 @@ MANY = 256  # numbers of a captured tensor that are still written down
 
 
 def code(question: Question, layer: int, batch: int, head: int, query: int, key: int) -> str:
-    """What reproduces the weight of a key for a query; by `regard.attend` where no plain formula is short."""
+    """Lines that reproduce the weight of a key for a query; by `regard.attend` where no plain formula is short."""
+    start = question.start
+    position = query if isinstance(start, torch.Tensor) and start.numel() > 1 else int(start) + query
+    text = code_template(question, layer, batch, head)
+    return text.replace("{query}", str(query)).replace("{key}", str(key)).replace("{position}", str(position))
+
+
+def code_template(question: Question, layer: int, batch: int, head: int) -> str:
+    """The same lines for any pair, with {query}, {key} and {position} for its numbers."""
     shared = f"{batch}, {head // question.spec.group}"
     lines = [
         f"take = tape.find_layer({layer}).take",
         f"q, k, v = (x.double() for x in (take.q[{batch}, {head}], take.k[{shared}], take.v[{shared}]))",
     ]
-    plain = _plain(question, head, query)
+    plain = _plain(question, head)
     if plain is None:
-        found = f"regard.attend(take.q, take.k, take.v, **take.options).weights[{batch}, {head}, {query}]"
-        return "\n".join(["import regard", "", lines[0], f"weights = {found}", f"weights[{key}]"])
+        found = f"regard.attend(take.q, take.k, take.v, **take.options).weights[{batch}, {head}, {{query}}]"
+        return "\n".join(["import regard", "", lines[0], f"weights = {found}", "weights[{key}]"])
     output = ["weights @ v  # the output of this query"] if question.relative_values is None else []
-    return "\n".join(["import torch", "", *lines, *plain, f"weights[{key}]  # the weight", *output])
+    return "\n".join(["import torch", "", *lines, *plain, "weights[{key}]  # the weight", *output])
 
 
-def _plain(question: Question, head: int, query: int) -> list[str] | None:
-    score, weighed = _score(question.score, query), _weighed(question)
-    changed = _changed(question, head, query)
+def _plain(question: Question, head: int) -> list[str] | None:
+    score, weighed = _score(question.score), _weighed(question)
+    changed = _changed(question, head)
     if score is None or weighed is None or changed is None or question.weigh.features is not None:
         return None
     return [*score, *changed, *weighed]
 
 
-def _score(score: Score, query: int) -> list[str] | None:
+def _score(score: Score) -> list[str] | None:
     if isinstance(score, ScaledDot) and not isinstance(score.scale, torch.Tensor):
         by = " / q.shape[-1] ** 0.5" if score.scale is None else f" * {score.scale!r}"
-        return [f"s = k @ q[{query}]{by}"]
+        return [f"s = k @ q[{{query}}]{by}"]
     if isinstance(score, Cosine) and not isinstance(score.scale, torch.Tensor):
         unit = "torch.nn.functional.normalize"
-        return [f"s = {unit}(k, dim=-1) @ {unit}(q[{query}], dim=-1) * {score.scale!r}"]
+        return [f"s = {unit}(k, dim=-1) @ {unit}(q[{{query}}], dim=-1) * {score.scale!r}"]
     if isinstance(score, Multiplicative) and score.w.numel() <= MANY and score.w.dim() == 2:
-        return [f"w = {numbers(score.w)}", f"s = k @ (q[{query}] @ w)"]
-    return [f"s = k @ q[{query}]"] if type(score) is Score else None
+        return [f"w = {numbers(score.w)}", "s = k @ (q[{query}] @ w)"]
+    return ["s = k @ q[{query}]"] if type(score) is Score else None
 
 
-def _changed(question: Question, head: int, query: int) -> list[str] | None:
+def _changed(question: Question, head: int) -> list[str] | None:
     """The rule and the mask, as formulas of the places i, p and j."""
     spec = question.spec
     if spec.rule is None and spec.mask is TRUE:
@@ -59,8 +67,7 @@ def _changed(question: Question, head: int, query: int) -> list[str] | None:
     if any(tensors[n].numel() > MANY for n in reads) or not all(is_short(term) for term in wanted):
         return None
     names = list(question.formula.names)
-    start = int(question.start)
-    places = f"b, h, i, p, j = 0, {head}, {query}, {start + query}, torch.arange({spec.n_k})"
+    places = f"b, h, i, p, j = 0, {head}, {{query}}, {{position}}, torch.arange({spec.n_k})"
     captured = [f"{names[n]} = {numbers(tensors[n])}" for n in reads]
     lines = [places, *_lengths(wanted, question), *captured]
     if spec.rule is not None:

@@ -46,7 +46,8 @@ def open_page(address: str, is_opened: threading.Event) -> threading.Thread:
 
 def _page(address: str) -> str:
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="referrer" content="no-referrer">\n'
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="referrer" content="no-referrer">\n'
         f'<meta http-equiv="refresh" content="0;url={address}">\n<title>regard</title>\n</head>\n'
         f'<body><p><a href="{address}">Open the explorer</a></p></body>\n</html>\n'
     )

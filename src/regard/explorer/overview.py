@@ -25,7 +25,7 @@ def state(explorer: Explorer, asked: Asked) -> Answer:
 
 
 def run(explorer: Explorer, asked: Asked) -> Answer:
-    """Lets a model read a text, and shows it."""
+    """Lets a model read a text, and adds it to the history."""
     text = asked.text("text", CHARACTERS)
     model = explorer.model(asked.text("model", 400, "language"))
     tell = explorer.tell(asked)
@@ -33,8 +33,7 @@ def run(explorer: Explorer, asked: Asked) -> Answer:
     with explorer.running:
         tell("the model reads", None)
         made = model.shown(text)
-    into = asked.whole("into", 0, 10**9) if asked.has("into") else None
-    return Answer({"id": explorer.add(made, into)})
+    return Answer({"id": explorer.add(made)})
 
 
 def progress(explorer: Explorer, asked: Asked) -> Answer:

@@ -23,6 +23,7 @@ QUESTIONS: dict[str, Question] = {
     "column": views.column,
     "lines": views.lines,
     "cell": arithmetic.cell,
+    "head_vectors": arithmetic.head_vectors,
     "generate": generation.generate,
     "compare": compare.compare,
     "difference_tile": compare.difference_tile,

@@ -8,7 +8,6 @@ by `/proof/...`, which shows that the server has the key before the page sends i
 
 import asyncio
 import json
-import secrets
 import sys
 import threading
 import traceback
@@ -166,6 +165,8 @@ class _Doors:
 
 async def _answered(explorer: Explorer, pool: Threads, request: Request) -> Response:
     name = request.path_params["name"]
+    if request.headers.get("x-session", explorer.session) != explorer.session:
+        return _error(409, "the explorer was started again; numbers of texts from before mean other texts.")
     try:
         params = json.loads(await asyncio.wait_for(_body(request), PATIENCE) or b"{}")
         data = await pool.run(name in LONG, lambda: packed(ask(explorer, name, params)))

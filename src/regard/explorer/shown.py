@@ -87,6 +87,11 @@ class Shown:
         self.number = next(_numbers)  # by which what is kept of it is known
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of the recorded queries, keys and values."""
+        return sum(x.nbytes for layer in self.layers for x in (layer.take.q, layer.take.k, layer.take.v))
+
+    @property
     def layers(self) -> list[Layer]:
         return self.tape.layers
 

@@ -25,7 +25,8 @@ HTML = f"""<!doctype html>
 <h1>This address does not belong to the running explorer.</h1>
 <p>The explorer was probably started again since this page was opened. Each start has an address of its own: open the
 one that <code>regard look</code> printed in its terminal.</p>
-<p>To keep one address for bookmarks and open tabs, start it with a port, as in <code>regard look --port 8123</code>.</p>
+<p>To keep one address for bookmarks and open tabs, start it with a port, as in
+<code>regard look --port 8123</code>.</p>
 </body>
 </html>
 """

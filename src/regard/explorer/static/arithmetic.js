@@ -61,8 +61,8 @@ async function update(context, parts) {
     parts.cell = values;
     parts.across = 0;
     redraw(context, parts);
-    const { rows, columns } = tokensOf(shownOf(state), layer);
-    context.say(`${quoted(rows[query])} looks at ${quoted(columns[key])} with weight ${number(values.weight)}.`);
+    const { rowLabels, columnLabels } = tokensOf(shownOf(state), layer);
+    context.say(`${quoted(rowLabels[query])} looks at ${quoted(columnLabels[key])} with weight ${number(values.weight)}.`);
   } catch (error) {
     context.fail(error);
   }
@@ -80,7 +80,7 @@ function redraw(context, parts) {
 
 function drawPair({ store }, { pair }, layer) {
   const state = store.get();
-  const { rows, columns, first } = tokensOf(shownOf(state), layer);
+  const { rowLabels, columnLabels, first } = tokensOf(shownOf(state), layer);
   const box = (name, words, length, token, shift) => {
     const input = element("input", {
       type: "number",
@@ -97,8 +97,8 @@ function drawPair({ store }, { pair }, layer) {
   };
   refill(
     pair,
-    box("query", "Query", layer.queries, rows[state.query], first),
-    box("key", "Key", layer.keys, columns[state.key], 0),
+    box("query", "Query", layer.queries, rowLabels[state.query], first),
+    box("key", "Key", layer.keys, columnLabels[state.key], 0),
   );
 }
 
@@ -106,8 +106,12 @@ function drawPair({ store }, { pair }, layer) {
 function sums(context, cell, across) {
   const state = context.store.get();
   const layer = layerOf(state);
-  const { rows, columns } = tokensOf(shownOf(state), layer);
-  const names = { query: label(rows[cell.query]), key: label(columns[cell.key]), top: columns[cell.maximum_at] };
+  const { rowLabels, columnLabels } = tokensOf(shownOf(state), layer);
+  const names = {
+    query: label(rowLabels[cell.query]),
+    key: label(columnLabels[cell.key]),
+    top: columnLabels[cell.maximum_at],
+  };
   const steps = workedThrough(cell, names, across);
   return [
     headline(context, cell, names),

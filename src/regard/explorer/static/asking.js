@@ -4,21 +4,25 @@ const KEPT = 200;
 const PATIENCE = 400; // milliseconds between two looks at how far a question is
 
 export class Asking {
-  constructor(source) {
+  /** @param {{ask: Function}} source @param {(isAction: boolean) => void} answered hears of each answer that is no error */
+  constructor(source, answered = () => {}) {
     this.source = source;
+    this.answered = answered;
     this.answers = new Map();
     this.last = 0;
   }
 
-  ask(name, params, signal) {
-    return this.source.ask(name, params, signal);
+  async ask(name, params, signal) {
+    const answer = await this.source.ask(name, params, signal);
+    this.answered(false);
+    return answer;
   }
 
   /** The same question gets the same answer; `epoch` changes when a text was run anew. */
   once(epoch, name, params) {
     const key = `${epoch} ${name} ${JSON.stringify(params)}`;
     if (!this.answers.has(key)) {
-      const answer = this.source.ask(name, params);
+      const answer = this.ask(name, params);
       this.answers.set(key, answer);
       answer.catch(() => this.answers.delete(key));
       if (this.answers.size > KEPT) this.answers.delete(this.answers.keys().next().value);
@@ -41,7 +45,9 @@ export class Asking {
     };
     const timer = setInterval(look, PATIENCE);
     try {
-      return await this.source.ask(name, { ...params, progress: id });
+      const answer = await this.source.ask(name, { ...params, progress: id });
+      this.answered(true);
+      return answer;
     } finally {
       isOver = true;
       clearInterval(timer);

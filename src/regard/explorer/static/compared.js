@@ -56,7 +56,7 @@ export function differenceOf(state, levels, other) {
     queries: levels.queries,
     keys: levels.keys,
     levels: levels.levels,
-    rowTokens: tokens.rows,
-    columnTokens: tokens.columns,
+    rowTokens: tokens.rowLabels,
+    columnTokens: tokens.columnLabels,
   };
 }

@@ -7,7 +7,7 @@ import { layerOf, shownOf } from "./subject.js";
 
 const MOST_CELLS = 10_000; // of a drawing; beyond that, it holds a picture
 const MOST_HEADS = 64;
-const LONGEST = 512; // tokens up to which a file takes all heads
+const LONGEST = 4096; // tokens up to which a file takes maps of heads of other layers, which take long to compute
 
 export function exportMenu(context) {
   const list = element("div", { class: "menu-list" });
@@ -51,14 +51,17 @@ export function exportMenu(context) {
   return node;
 }
 
-/** All heads of a text that is not long, else those of the layer; the one that is looked at first. */
+/** The heads whose maps a file takes, the open one and its layer first; of all others it has small maps. */
+function headsForFile(state) {
+  const all = shownOf(state).layers.flatMap((layer) => layer.heads.map((head) => [layer.number, head]));
+  const rank = ([layer, head]) => (layer !== state.layer ? 2 : head === state.head ? 0 : 1);
+  const some = layerOf(state).keys <= LONGEST ? all : all.filter((each) => rank(each) < 2);
+  return some.sort((a, b) => rank(a) - rank(b)).slice(0, MOST_HEADS);
+}
+
 async function saveFile(context) {
   const state = context.store.get();
-  const all = shownOf(state).layers.flatMap((layer) => layer.heads.map((head) => [layer.number, head]));
-  const mine = layerOf(state).heads.map((head) => [layerOf(state).number, head]);
-  const some = all.length <= MOST_HEADS && layerOf(state).keys <= LONGEST ? all : mine;
-  const isOpen = ([layer, head]) => layer === state.layer && head === state.head;
-  const heads = [...some.filter(isOpen), ...some.filter((each) => !isOpen(each))];
+  const heads = headsForFile(state);
   context.status("the file is written", null);
   try {
     const looked = [...context.looked].map((each) => JSON.parse(each));

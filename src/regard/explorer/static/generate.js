@@ -4,12 +4,13 @@ import { button, element, refill, slider } from "./element.js";
 import { label, number } from "./format.js";
 import { headBar } from "./headbar.js";
 import { barList, topOf } from "./looks.js";
+import { rootShare } from "./scale.js";
 import { layerOf, shownOf, tokensOf } from "./subject.js";
 import { sureStrip } from "./surestrip.js";
 import { TextFlow } from "./textflow.js";
 
 const FRAME = 700; // milliseconds a step when it plays
-const FAINT = 0.003; // of the largest weight; what is fainter is not shaded
+const FAINT = 0.003; // weights below are not shaded
 
 export function generateView(context) {
   const { store } = context;
@@ -104,7 +105,8 @@ function build(context, parts) {
   const state = context.store.get();
   const shown = shownOf(state);
   const made = generatedOf(state);
-  parts.flow.show(tokensOf(shown, layerOf(state)).columns);
+  const { columns, columnParts } = tokensOf(shown, layerOf(state));
+  parts.flow.show(columns, { parts: columnParts });
   parts.form.hidden = !shown.can_generate;
   clearInterval(parts.playing);
   parts.playing = 0;
@@ -198,11 +200,10 @@ async function update(context, parts) {
 
 function draw(context, { flow, side, weights }, made) {
   const state = context.store.get();
-  const { columns } = tokensOf(shownOf(state), layerOf(state));
+  const { columnLabels } = tokensOf(shownOf(state), layerOf(state));
   const before = weights ? weights.subarray(0, state.step) : null;
-  const top = before ? before.reduce((most, w) => Math.max(most, w), 0) : 0;
   flow.colour(({ first }) => ({
-    look: before && before[first] > FAINT * top ? Math.sqrt(before[first] / top) : 0,
+    look: before && before[first] > FAINT ? rootShare(before[first]) : 0,
     seen: 0,
     state: stateOf(first, state.step, made.first),
   }));
@@ -225,7 +226,7 @@ function draw(context, { flow, side, weights }, made) {
       step.others.map(([text, value]) => ({ text, value, first: null })),
       "probabilities",
     ),
-    before ? topOf(before, columns) : null,
+    before ? topOf(before, columnLabels) : null,
   );
   context.say(`Step ${state.step - made.first + 1}: ${label(step.text)}, probability ${probability}.`);
 }

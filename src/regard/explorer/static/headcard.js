@@ -5,7 +5,7 @@ import { element, refill } from "./element.js";
 import { number } from "./format.js";
 import { chip, kindsOf } from "./headbar.js";
 import { measureTitle } from "./measures.js";
-import { scaleOf } from "./scale.js";
+import { rootShare } from "./scale.js";
 
 export function card(store, layer, head) {
   const canvas = element("canvas", { width: 1, height: 1, "aria-hidden": "true" });
@@ -23,20 +23,16 @@ export function card(store, layer, head) {
   return { node, canvas, value, kinds, layer, head, picture: null };
 }
 
-/** A small map; the root of a share is shown, so that faint weights are seen. */
+/** A small map, on the scale that all heads have in common. */
 export function paintCard(canvas, { arrays, n }, pool, colours) {
   const [, rows, columns] = arrays[pool].shape;
   const values = arrays[pool].data.subarray(n * rows * columns, (n + 1) * rows * columns);
-  const share = scaleOf(
-    "linear",
-    values.reduce((top, w) => Math.max(top, w), 0),
-  );
   canvas.width = columns;
   canvas.height = rows;
   const image = new ImageData(columns, rows);
   values.forEach((w, at) => {
     if (w === 0) return;
-    const from = 3 * Math.round(255 * Math.sqrt(share(w)));
+    const from = 3 * Math.round(255 * rootShare(w));
     image.data.set([colours[from], colours[from + 1], colours[from + 2], 255], 4 * at);
   });
   canvas.getContext("2d").putImageData(image, 0, 0);

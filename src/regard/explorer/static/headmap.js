@@ -20,6 +20,7 @@ const ROOM_FOR_GRID = 9;
  * @property {string[]} rowTokens
  * @property {string[]} columnTokens
  * @property {boolean} [signed] whether the numbers are differences
+ * @property {number} [finest] the finest level that a file holds
  */
 export class HeadMap {
   /**
@@ -87,7 +88,7 @@ export class HeadMap {
   }
 
   get level() {
-    return this.view.level(this.ratio ?? 1);
+    return Math.max(this.view.level(this.ratio ?? 1), this.subject?.finest ?? 0);
   }
 
   /** Draws soon, once. */

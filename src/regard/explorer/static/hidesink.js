@@ -9,7 +9,7 @@ export function drawHide({ store }, parts) {
   const state = store.get();
   const layer = layerOf(state);
   const { sink } = parts.levels;
-  const token = sink ? quoted(tokensOf(shownOf(state), layer).columns[sink.key]) : "";
+  const token = sink ? quoted(tokensOf(shownOf(state), layer).columnLabels[sink.key]) : "";
   parts.badge.hidden = !hiding(state, layer, parts.levels);
   parts.badge.textContent = `renormalised without ${token}`;
   if (!sink || !layer.can_hide) return refill(parts.hide);

@@ -6,6 +6,12 @@ import { number } from "./format.js";
 
 const STEPS = 24;
 
+/** Says that a file holds nothing finer, and from how many rows a long text's cells are made. */
+function onlyInFile({ subject }) {
+  const rows = subject.sampled ? `, from ${subject.sampled} of its rows` : "";
+  return subject.finest ? `${rows}; this file holds nothing finer` : rows;
+}
+
 export function legendOf(node, map, scale, { store }) {
   const look = map.lookOf(map.level);
   if (node.dataset.name === look.name) return;
@@ -18,7 +24,7 @@ export function legendOf(node, map, scale, { store }) {
     rank: ["lowest in view", "highest"],
   }[scale];
   const level = map.level
-    ? `${map.looks.choice.pool} of ${2 ** map.level} × ${2 ** map.level} weights a cell`
+    ? `${map.looks.choice.pool} of ${2 ** map.level} × ${2 ** map.level} weights a cell${onlyInFile(map)}`
     : "exact weights";
   const palettes = select(
     "Palette",

@@ -178,8 +178,8 @@ function draw(context, parts) {
   const over = element(
     "div",
     { class: "line-tokens" },
-    column("query", tokens.rows, from),
-    column("key", tokens.columns, from),
+    column("query", tokens.rowLabels, from),
+    column("key", tokens.columnLabels, from),
   );
   refill(parts.stage, svg, over);
   svg.style.height = `${high}px`;

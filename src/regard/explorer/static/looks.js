@@ -29,15 +29,19 @@ export function drawLooks(node, { found, tokens, words, crosses }) {
     return "";
   }
   const { looks, seen, queries, keys } = found;
-  const names = (list, of) =>
+  const many = Math.max(queries.length, keys.length);
+  const names = (list, of, labels) =>
     list
-      .map((n) => of[n])
+      .map((n) => (many > 1 ? of[n] : labels[n]))
       .join("")
       .trim();
-  const subject = queries.length ? names(queries, tokens.rows) : names(keys, tokens.columns);
-  const many = Math.max(queries.length, keys.length);
-  const first = looks ? largest(looks, tokens.columns, words ? tokens.columnWords : null) : [];
-  const second = seen ? largest(seen, tokens.rows, words ? tokens.rowWords : null) : [];
+  const subject = queries.length
+    ? names(queries, tokens.rows, tokens.rowLabels)
+    : names(keys, tokens.columns, tokens.columnLabels);
+  const listed = (values, side) =>
+    words ? largest(values, tokens[`${side}s`], tokens[`${side}Words`]) : largest(values, tokens[`${side}Labels`], null);
+  const first = looks ? listed(looks, "column") : [];
+  const second = seen ? listed(seen, "row") : [];
   refill(
     node,
     element(
@@ -93,11 +97,10 @@ export function topOf(values, tokens, words = null) {
 }
 
 /**
- * A list with bars.
+ * A list with bars; a whole bar is a weight of 1 in every list, so that lists can be compared.
  * @param {Array<{value: number, text: string, first: number|null}>} items the largest first; `first` is a token
  */
 export function barList(title, colour, items, hint) {
-  const top = items[0]?.value ?? 1;
   return element(
     "div",
     { class: `looks ${colour}`, "data-list": title },
@@ -107,7 +110,7 @@ export function barList(title, colour, items, hint) {
       {},
       items.map(({ value, text, first }) => {
         const bar = element("span", { class: "bar-of" });
-        bar.style.width = `${(100 * value) / top}%`;
+        bar.style.width = `${100 * Math.min(1, value)}%`;
         return element(
           "li",
           { "data-token": first, "data-value": value },

@@ -1,29 +1,33 @@
 // All heads as small maps: by layer or by a measure, of one kind or all. A click opens a head.
 
-import { ramp } from "./colour.js";
+import { css, ramp } from "./colour.js";
 import { button, choice, element, refill, select } from "./element.js";
 import { card, labelCard, paintCard } from "./headcard.js";
 import { MEASURES, measureTitle, measuresIn } from "./measures.js";
 import { run } from "./running.js";
+import { rootShare } from "./scale.js";
 import { shownOf } from "./subject.js";
 import { themeOf } from "./theme.js";
 
 const SIZE = 64; // cells of a small map
+const LEGEND_STOPS = 24;
 
 export function overviewView(context) {
   const controls = element("div", { class: "bar" });
   const grid = element("div", { class: "heads" });
   const legend = element("p", { class: "hint" });
+  const scale = element("div");
   const node = element(
     "section",
     { class: "view overview", "aria-label": "Overview" },
     lead(context),
     controls,
+    scale,
     grid,
     legend,
   );
   const cards = new Map();
-  const parts = { controls, grid, legend, cards, table: null, rows: null };
+  const parts = { controls, scale, grid, legend, cards, table: null, rows: null };
   const begin = () => {
     cards.clear();
     parts.table = null;
@@ -50,7 +54,7 @@ function lead(context) {
     element(
       "p",
       {},
-      "Each square is one head: a row for every token that looks, a column for every token that it may look at; the stronger the colour, the larger the weight. ",
+      "Each square is one head: a row for every token that looks, a column for every token that it may look at; the stronger the color, the larger the weight, on one scale for all heads. ",
       element("strong", {}, "Open one to follow it down to single numbers."),
     ),
   );
@@ -136,11 +140,21 @@ function arrange(context, parts) {
   place(parts, state, wanted);
   const words = MEASURES[state.measure]?.[1] ?? "";
   const drawn = parts.rows ? ` A cell of these small maps is made from ${parts.rows} of its rows.` : "";
+  refill(parts.scale, rootLegend(colours));
   refill(
     parts.legend,
     parts.table ? `${measureTitle(state.measure)}: ${words}.` : "Every head is being measured …",
     drawn,
   );
+}
+
+/** The one scale of all small maps: colors for weights from 0 to 1, by their roots. */
+function rootLegend(colours) {
+  const bar = element("span", { class: "ramp", "aria-hidden": "true" });
+  const stops = Array.from({ length: LEGEND_STOPS }, (_, n) => n / (LEGEND_STOPS - 1));
+  bar.style.background = `linear-gradient(to right, ${stops.map((w) => css(colours, rootShare(w))).join(", ")})`;
+  const words = "weights from 0 to 1 by their root, the same scale for every head";
+  return element("div", { class: "legend root-legend hint" }, "0", bar, "1", element("span", { class: "level" }, words));
 }
 
 function place({ grid }, state, list) {

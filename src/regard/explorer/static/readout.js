@@ -10,7 +10,7 @@ const HINT =
  * @typedef {Object} Reading
  * @property {{query: number, key: number}|null} cell
  * @property {{value: number, level: number, exact: boolean}|null} found
- * @property {{rows: string[], columns: string[], first: number}} tokens
+ * @property {{rowLabels: string[], columnLabels: string[], first: number}} tokens
  * @property {string} pool
  * @property {(() => void)|null} open shows the arithmetic
  */
@@ -31,8 +31,8 @@ export function drawReadout(node, reading) {
 
 function parts({ cell, found, tokens, pool }) {
   return {
-    row: tokens.rows[cell.query] ?? "",
-    column: tokens.columns[cell.key] ?? "",
+    row: tokens.rowLabels[cell.query] ?? "",
+    column: tokens.columnLabels[cell.key] ?? "",
     place: tokens.first + cell.query,
     value: found ? number(found.value) : "…",
     what: !found || found.exact ? "weight" : `${pool} of ${2 ** found.level} × ${2 ** found.level} weights`,

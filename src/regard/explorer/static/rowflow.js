@@ -3,9 +3,11 @@
 import { element, refill } from "./element.js";
 import { number } from "./format.js";
 import { topOf } from "./looks.js";
+import { rootShare } from "./scale.js";
 import { hiding, layerOf, shownOf, tokensOf } from "./subject.js";
 import { TextFlow } from "./textflow.js";
 
+const FAINTEST = 0.003; // weights below are not shaded
 const PATIENCE = 60; // milliseconds that the cursor must rest
 
 export function rowFlow(context) {
@@ -26,7 +28,10 @@ export function rowFlow(context) {
   const fill = () => {
     const state = store.get();
     const shown = shownOf(state);
-    if (shown) flow.show(tokensOf(shown, layerOf(state)).columns);
+    if (shown) {
+      const { columns, columnParts } = tokensOf(shown, layerOf(state));
+      flow.show(columns, { parts: columnParts });
+    }
     parts.asked = "";
     update(context, parts);
   };
@@ -80,20 +85,20 @@ async function update(context, parts) {
     colour(now, parts);
     return parts.flow.reveal(now.hover?.key ?? now.key ?? 0);
   } catch (error) {
-    return context.fail(error);
+    if (error.name !== "NotInFile") return context.fail(error);
+    return refill(parts.title, "This file does not hold single weights of this head.");
   }
 }
 
 function colour(state, { flow, title, top: list, weights }) {
   const query = queryOf(state);
   const known = weights && weights.query === query ? weights.values : null;
-  const top = known ? known.reduce((most, w) => Math.max(most, w), 0) : 0;
   const key = state.hover ? state.hover.key : state.key;
   const isAny = query !== null && query !== undefined;
   const layer = layerOf(state);
   const same = layer && layer.query_text === layer.key_text;
   flow.colour(({ first }) => ({
-    look: known && top > 0 ? shade(known[first] / top) : 0,
+    look: known ? shade(known[first]) : 0,
     seen: 0,
     state: !isAny ? "" : same && first === layer.first + query ? "query" : first === key ? "key" : "",
   }));
@@ -103,7 +108,7 @@ function colour(state, { flow, title, top: list, weights }) {
   } else if (known && list.dataset.of !== `${state.epoch} ${state.layer} ${state.head} ${query} ${state.hide}`) {
     list.dataset.of = `${state.epoch} ${state.layer} ${state.head} ${query} ${state.hide}`;
     list.dataset.query = query;
-    refill(list, topOf(known, tokensOf(shownOf(state), layer).columns));
+    refill(list, topOf(known, tokensOf(shownOf(state), layer).columnLabels));
   }
   if (!isAny) return refill(title, "The text");
   return refill(
@@ -115,6 +120,6 @@ function colour(state, { flow, title, top: list, weights }) {
   );
 }
 
-function shade(share) {
-  return share > 0.003 ? Math.sqrt(share) : 0;
+function shade(weight) {
+  return weight > FAINTEST ? rootShare(weight) : 0;
 }

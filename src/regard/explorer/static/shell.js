@@ -3,8 +3,10 @@
 import { button, drawn, element, refill } from "./element.js";
 import { exportMenu } from "./exporting.js";
 import { count } from "./format.js";
+import { alertBox, connectionNote } from "./notices.js";
 import { run } from "./running.js";
 import { shownOf } from "./subject.js";
+import { textsMenu } from "./texts-menu.js";
 import { nextTheme } from "./theme.js";
 import { VIEWS } from "./views.js";
 
@@ -13,29 +15,12 @@ const THEMES = { auto: "As the system", light: "Light", dark: "Dark" };
 export function shell(context) {
   const main = element("main", { class: "main", tabindex: -1 });
   const live = element("div", { class: "sr-only", role: "status", "aria-live": "polite" });
-  const alert = element("div", { class: "alert", role: "alert", hidden: true });
   context.say = (text) => {
     live.textContent = text;
   };
-  context.fail = (error) => complain(alert, error);
-  const node = element("div", { class: "page" }, header(context), tabs(context), alert, main, live);
+  const notices = [connectionNote(context), alertBox(context)];
+  const node = element("div", { class: "page" }, header(context), tabs(context), notices, main, live);
   return { node, main };
-}
-
-function complain(alert, error) {
-  if (error?.name === "AbortError") return;
-  refill(
-    alert,
-    element("span", {}, error?.message ?? String(error)),
-    button(
-      "Close",
-      () => {
-        alert.hidden = true;
-      },
-      { class: "quiet" },
-    ),
-  );
-  alert.hidden = false;
 }
 
 function header(context) {
@@ -44,7 +29,7 @@ function header(context) {
     { class: "top" },
     element("a", { class: "name", href: "#", onclick: (e) => home(e, context) }, mark(), "regard"),
   );
-  if (context.source.kind === "server") top.append(sentence(context));
+  if (context.source.kind === "server") top.append(sentence(context), textsMenu(context));
   else top.append(title(context));
   top.append(element("div", { class: "tools" }, exportMenu(context), themeSwitch(context)));
   return top;

@@ -3,30 +3,72 @@
 // Each is an object with `ask(name, params, signal) -> Promise<{values, arrays}>` and the kind of source it is.
 
 import { fromCurves } from "./heldcost.js";
+import { fromVectors } from "./offline-cell.js";
+import { fromThumbnails } from "./offline-thumbnails.js";
 import { fromTiles } from "./offline.js";
-import { fromBase64, unpack } from "./unpack.js";
+import { Reconnection } from "./reconnect.js";
+import { fromBase64, inflated, unpack } from "./unpack.js";
 import { fromForms } from "./worked.js";
 
 const PATIENCE = 8000; // milliseconds without an answer, after which a kernel is said to be busy or gone
 
-/** Questions by HTTP to the server at an address. */
+const OUT_OF_DATE =
+  "The explorer was started again, and this page’s address is out of date. Open the address that regard look printed.";
+
+/**
+ * Questions by HTTP to the server at an address. A server that is lost is searched for, and asked again when it is back.
+ *
+ * `watch` sets two listeners: of the connection's status, and of a restart. After a restart the numbers of texts are
+ * about other ones, so that questions from before are abandoned.
+ */
 export function httpSource(base) {
-  const ask = async (name, params, signal) => {
+  let restarted = () => {};
+  let status = () => {};
+  let session = null; // of the server whose numbers the page has
+  const link = new Reconnection(base, (now) => status(now));
+  const send = async (name, params, signal) => {
     const answer = await fetch(new URL(`ask/${name}`, base), {
       method: "POST",
-      headers: { "content-type": "application/json" },
+      headers: { "content-type": "application/json", ...(session ? { "x-session": session } : {}) },
       body: JSON.stringify(params),
       signal,
     });
-    if (!answer.ok) throw new Error(await reason(answer));
-    return unpack(await answer.arrayBuffer());
+    return { answer, body: await answer.arrayBuffer() };
   };
-  return { kind: "server", ask };
+  const ask = async (name, params, signal) => {
+    let found;
+    if (link.isLost) await link.back(); // nothing is sent before the server has shown that it has the key
+    try {
+      found = await send(name, params, signal);
+    } catch (error) {
+      if (!(error instanceof TypeError)) throw error; // fetch throws it where no server answers
+      await link.back();
+      return ask(name, params, signal);
+    }
+    const { answer, body } = found;
+    if (answer.status === 409) {
+      if (session) {
+        session = null;
+        restarted();
+      }
+      throw new DOMException("The server was started again.", "AbortError");
+    }
+    if (!answer.ok) throw new Error(reason(answer, body));
+    const unpacked = unpack(body);
+    if (name === "state") session = unpacked.values.session ?? null;
+    return unpacked;
+  };
+  const watch = (onStatus, onRestart) => {
+    status = onStatus;
+    restarted = onRestart;
+  };
+  return { kind: "server", ask, watch };
 }
 
-async function reason(answer) {
+function reason(answer, body) {
+  if (answer.status === 404) return OUT_OF_DATE;
   try {
-    return (await answer.json()).error;
+    return JSON.parse(new TextDecoder().decode(body)).error;
   } catch {
     return `The server answered with status ${answer.status}.`;
   }
@@ -75,16 +117,28 @@ function copied(view) {
   return bytes.slice().buffer; // a view may begin anywhere; arrays need multiples of 8
 }
 
-const MADE_HERE = [fromTiles, fromCurves, fromForms]; // answers that the page can make of those in the file
+const MADE_HERE = [fromTiles, fromThumbnails, fromVectors, fromCurves, fromForms]; // from answers in the file
+const UNPACKED = 128; // answers that stay unpacked
+
+/** What a file has no answer for. */
+class NotInFile extends Error {
+  name = "NotInFile";
+}
 
 /**
  * Answers that came with the file, and what can be made of them.
- * @param {Object<string, string>} answers packed answers in base64 by `question`
+ * @param {Object<string, string>} answers packed answers, compressed, in base64, by `question`
  */
 export function fileSource(answers) {
+  const known = new Map();
   const held = async (name, params) => {
-    const packed = answers[question(name, params)];
-    return packed === undefined ? null : unpack(fromBase64(packed));
+    const key = question(name, params);
+    if (!(key in answers)) return null;
+    if (!known.has(key)) {
+      known.set(key, inflated(fromBase64(answers[key])).then(unpack));
+      if (known.size > UNPACKED) known.delete(known.keys().next().value);
+    }
+    return known.get(key);
   };
   const ask = async (name, params) => {
     const found = await held(name, params);
@@ -93,7 +147,7 @@ export function fileSource(answers) {
       const made = await make(held, name, params);
       if (made) return made;
     }
-    throw new Error("This file does not hold that; open the text with regard look.");
+    throw new NotInFile("This file does not hold that; open the text with regard look.");
   };
   return { kind: "file", ask };
 }

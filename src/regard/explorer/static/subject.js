@@ -11,9 +11,20 @@ export function layerOf(state, id = state.shown) {
   return shown?.layers.find((each) => each.number === state.layer) ?? shown?.layers[0];
 }
 
+const labelLists = new WeakMap(); // of texts with parts of characters
+
+/** A label for each token of a text: the token, or the character that it is a part of with its bytes. */
+export function labelsOf(text) {
+  if (!text.parts || !Object.keys(text.parts).length) return text.tokens;
+  if (!labelLists.has(text)) labelLists.set(text, text.tokens.map((token, n) => text.parts[n]?.[0] ?? token));
+  return labelLists.get(text);
+}
+
 /**
- * The tokens of a layer's queries and keys, and the numbers of their words.
- * @returns {{rows: string[], columns: string[], rowWords: number[], columnWords: number[], crosses: boolean, first: number}}
+ * The tokens of a layer's queries and keys, their labels, and the numbers of their words. Tokens joined are the text: of
+ * tokens that share a character, the first one has it. Labels name tokens one by one.
+ * @returns {{rows: string[], columns: string[], rowLabels: string[], columnLabels: string[], rowWords: number[],
+ *            columnWords: number[], crosses: boolean, first: number}}
  */
 export function tokensOf(shown, layer) {
   const queries = shown.texts[layer.query_text];
@@ -22,6 +33,10 @@ export function tokensOf(shown, layer) {
   return {
     rows: part(queries.tokens),
     columns: keys.tokens,
+    rowLabels: part(labelsOf(queries)),
+    columnLabels: labelsOf(keys),
+    rowParts: layer.first ? {} : (queries.parts ?? {}),
+    columnParts: keys.parts ?? {},
     rowWords: part(queries.words),
     columnWords: keys.words,
     crosses: layer.query_text !== layer.key_text,
@@ -60,8 +75,10 @@ export function subjectOf(state, levels, id = state.shown) {
     queries: levels.queries,
     keys: levels.keys,
     levels: levels.levels,
-    rowTokens: tokens.rows,
-    columnTokens: tokens.columns,
+    finest: levels.finest ?? 0,
+    sampled: levels.sampled ?? null,
+    rowTokens: tokens.rowLabels,
+    columnTokens: tokens.columnLabels,
   };
 }
 

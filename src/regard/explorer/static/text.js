@@ -3,9 +3,11 @@
 import { choice, element, refill } from "./element.js";
 import { headBar } from "./headbar.js";
 import { drawLooks } from "./looks.js";
+import { rootShare } from "./scale.js";
 import { layerOf, shownOf, tokensOf } from "./subject.js";
 import { TextFlow } from "./textflow.js";
 
+const FAINTEST = 0.003; // weights below are not shaded
 const PATIENCE = 40; // milliseconds that the cursor must rest
 
 export function textView(context) {
@@ -52,7 +54,7 @@ function build(context, parts) {
   const { texts } = shownOf(state);
   const layer = layerOf(state);
   Object.values(parts.flows).forEach((flow) => flow.leave());
-  const made = (side, title, list, words) => {
+  const made = (side, title, list, words, bytes) => {
     const flow = new TextFlow({
       label: `${title}. Left and right move, Enter locks a token, Shift and Enter add one, Escape lets go.`,
       point: (item) => point(context, parts, side, item),
@@ -60,17 +62,17 @@ function build(context, parts) {
       span: (item) => context.store.set({ locked: range(item), side }),
       clear: () => context.store.set({ locked: [] }),
     });
-    flow.show(list, state.words ? words : null);
+    flow.show(list, { words: state.words ? words : null, parts: bytes });
     parts.flows[side] = flow;
     return element("div", { class: "pane" }, tokens.crosses ? element("h3", {}, title) : null, flow.node);
   };
   parts.flows = {};
   const panes = tokens.crosses
     ? [
-        made("query", `${texts[layer.query_text].name}: looks`, tokens.rows, tokens.rowWords),
-        made("key", `${texts[layer.key_text].name}: is looked at`, tokens.columns, tokens.columnWords),
+        made("query", `${texts[layer.query_text].name}: looks`, tokens.rows, tokens.rowWords, tokens.rowParts),
+        made("key", `${texts[layer.key_text].name}: is looked at`, tokens.columns, tokens.columnWords, tokens.columnParts),
       ]
-    : [made("query", "The text", tokens.columns, tokens.columnWords)];
+    : [made("query", "The text", tokens.columns, tokens.columnWords, tokens.columnParts)];
   refill(parts.panes, panes);
   parts.hovered = null;
   parts.asked = "";
@@ -147,20 +149,18 @@ function colour(context, parts) {
   const layer = layerOf(state);
   const crosses = layer.query_text !== layer.key_text;
   const { found } = parts;
-  const top = (values) => (values ? values.reduce((most, w) => Math.max(most, w), 0) : 0);
-  const tops = { looks: top(found?.looks), seen: top(found?.seen) };
-  const share = (values, most, first, last) => {
+  const share = (values, first, last) => {
     let sum = 0;
     for (let n = first; n <= last; n += 1) sum += values?.[n] ?? 0;
-    return most > 0 && sum > 0.004 * most ? Math.sqrt(Math.min(1, sum / most)) : 0;
+    return sum > FAINTEST ? rootShare(sum) : 0;
   };
   for (const [side, flow] of Object.entries(parts.flows)) {
     const isKeys = !crosses || side === "key";
     const isQueries = !crosses || side === "query";
     const shift = crosses ? 0 : layer.first;
     flow.colour(({ first, last }) => ({
-      look: isKeys ? share(found?.looks, tops.looks, first, last) : 0,
-      seen: isQueries ? share(found?.seen, tops.seen, first - shift, last - shift) : 0,
+      look: isKeys ? share(found?.looks, first, last) : 0,
+      seen: isQueries ? share(found?.seen, first - shift, last - shift) : 0,
       state: stateOf(state, parts, side, first),
     }));
   }

@@ -42,12 +42,16 @@ export class TextFlow {
     this.watch.disconnect();
   }
 
-  /** @param {string[]} tokens @param {number[]|null} words the number of its word for each token, to show words */
-  show(tokens, words = null) {
+  /**
+   * @param {string[]} tokens
+   * @param {{words?: number[]|null, parts?: Object<number, [string, string]>}} [as] the number of its word for each token,
+   * to show words; label and bytes of tokens that are parts of a character
+   */
+  show(tokens, { words = null, parts = {} } = {}) {
     this.node.classList.toggle("large", tokens.length <= SHORT);
     this.gap = tokens.some((text) => /\s/.test(text)) ? 0 : GAP; // tokens without spaces are whole words
     this.node.classList.toggle("apart", this.gap > 0);
-    this.items = words ? joined(tokens, words) : tokens.map((text, n) => ({ text, first: n, last: n }));
+    this.items = words ? joined(tokens, words) : tokens.map((text, n) => ({ text, first: n, last: n, part: parts[n] ?? null }));
     this.cursor = NO_TOKEN;
     this.layout();
   }
@@ -76,7 +80,7 @@ export class TextFlow {
     this.lines = [];
     let line = { first: 0, last: -1, width: 0 };
     this.items.forEach((item, n) => {
-      const wide = measure(visible(item.text)) + PADDING + this.gap;
+      const wide = measure(visible(item.text)) + bytesWidth(item, measure) + PADDING + this.gap;
       if (line.width + wide > width && line.last >= line.first) {
         this.lines.push(line);
         line = { first: n, last: n - 1, width: 0 };
@@ -122,7 +126,9 @@ export class TextFlow {
         "span",
         { class: "token", role: "option", "data-item": place, "data-token": item.first },
         isWrapped ? text.replace(/^ (?=.)/, "") : text,
+        item.part ? element("small", { class: "bytes" }, item.part[1]) : null,
       );
+      if (item.part) span.title = `A part of “${item.part[0].replace(/‹.*$/, "").trim()}”, bytes ${item.part[1]}`;
       this.spans.set(place, span);
       this.dress(place, span);
       row.append(span);
@@ -191,6 +197,12 @@ export class TextFlow {
     else return;
     event.preventDefault();
   }
+}
+
+const BYTES_SIZE = 0.62; // of the font, as in the style
+
+function bytesWidth({ part }, measure) {
+  return part ? BYTES_SIZE * measure(part[1]) + PADDING : 0;
 }
 
 /** Tokens of the same word joined. */

@@ -28,6 +28,12 @@ export function fromBase64(text) {
   return bytes.buffer;
 }
 
+/** Bytes that zlib compressed, as they were. */
+export function inflated(buffer) {
+  const stream = new Blob([buffer]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).arrayBuffer();
+}
+
 function aligned(place) {
   return Math.ceil(place / 8) * 8;
 }
