@@ -47,7 +47,7 @@ def block(
     if not finite:  # a score may be -inf by itself, and hides then
         with torch.no_grad():
             seen = block(spec, inputs, positions, q, k).scores != -torch.inf
-    raw = _product(spec, inputs, q, k, None if finite else seen)
+    raw = _product(spec, inputs, positions, q, k, None if finite else seen)
     if spec.rule is not None and not guarded:
         changed = Evaluation(inputs.tensors, positions, raw, raw.dtype)
         raw = changed.number(spec.rule).expand(positions.shape)
@@ -139,10 +139,12 @@ def _indices(x: Tensor) -> Tensor:
     return wild_rows(x).squeeze(-1).flatten(0, -2).any(0).nonzero().flatten()
 
 
-def _product(spec: Spec, inputs: Inputs, q: Tensor, k: Tensor, only: Tensor | None) -> Tensor:
+def _product(
+    spec: Spec, inputs: Inputs, positions: Positions, q: Tensor, k: Tensor, only: Tensor | None
+) -> Tensor:
     """Scores before any rule; with `only`, pairs outside it are not read."""
     if spec.score != "dot":
-        return pairwise(spec, inputs, q, k, inputs.parameters, only)
+        return pairwise(spec, inputs, positions, q, k, inputs.parameters, only)
     if only is None:
         return (q * spec.scale) @ k.mT
     scores = (torch.where(wild_rows(q), 0.0, q) * spec.scale) @ torch.where(wild_rows(k), 0.0, k).mT
@@ -151,17 +153,32 @@ def _product(spec: Spec, inputs: Inputs, q: Tensor, k: Tensor, only: Tensor | No
     return scores.index_copy(-2, rows, _pairs(q[..., rows, :], k, only[..., rows, :]) * spec.scale)
 
 
+def _selected(x: Tensor, index: Index) -> Tensor:
+    """The rows of x at an index: a view where the index is a range."""
+    return x[index.start : index.stop] if isinstance(index, range) else x[index]
+
+
 def _pairs(q: Tensor, k: Tensor, only: Tensor) -> Tensor:
     seen = only.unsqueeze(-1)
     return (torch.where(seen, q.unsqueeze(-2), 0.0) * torch.where(seen, k.unsqueeze(-3), 0.0)).sum(-1)
 
 
 def pairwise(
-    spec: Spec, inputs: Inputs, q: Tensor, k: Tensor, parameters: tuple[Tensor, ...], only: Tensor | None
+    spec: Spec,
+    inputs: Inputs,
+    positions: Positions,
+    q: Tensor,
+    k: Tensor,
+    parameters: tuple[Tensor, ...],
+    only: Tensor | None,
 ) -> Tensor:
-    """Scores that are no product: additive, u·tanh(q + k) with u (hidden,) or (heads, hidden), and custom ones."""
+    """The scores at these positions that are not a product: additive, u·tanh(q + k), and custom ones.
+
+    u is (hidden,) or has one row for each head of the call; `positions` selects the rows that belong to q and k.
+    """
     if spec.score == "additive":
         u = parameters[0].to(q.dtype)
+        u = u if u.dim() == 1 else _selected(u, positions.indices["h"])
         inside = q.unsqueeze(-2) + k.unsqueeze(-3)
         if only is not None:
             inside = torch.where(only.unsqueeze(-1), inside, 0.0)

@@ -154,17 +154,15 @@ class Walk:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Additive and custom scores, and with `track` the tensors they can be differentiated in."""
         spec, inputs = self.spec, self.inputs
-        only = None if seen is None else seen.pairs.expand(self.positions_of(strip, j).shape)
+        positions = self.positions_of(strip, j)
+        only = None if seen is None else seen.pairs.expand(positions.shape)
         group = len(strip.h) * len(strip.b) // q.shape[0]
         with torch.set_grad_enabled(track):
             q = self.per_head(q, strip).detach().requires_grad_(track)
             k = k.detach().requires_grad_(track)
             spread = k.reshape(len(strip.b), -1, *k.shape[1:]).repeat_interleave(group, dim=1)
             parameters = tuple(p.detach().requires_grad_(track) for p in inputs.parameters)
-            here = parameters
-            if spec.score == "additive" and here[0].dim() == 2:
-                here = (here[0][strip.h.start : strip.h.stop],)
-            scores = pairwise(spec, inputs, q, spread, here, only)
+            scores = pairwise(spec, inputs, positions, q, spread, parameters, only)
             raw = scores.reshape(-1, group * len(strip.i), k.shape[1]).to(spec.precision)
         # the function may hand out a tensor of its own
         return (raw, (q, k, *parameters)) if track else (_copy(raw), ())

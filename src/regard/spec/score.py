@@ -297,6 +297,7 @@ class Custom(Score):
                 "a custom score must turn queries (..., m, d) and keys (..., n, d) into (..., m, n); where "
                 f"{wanted} was due it gave {tuple(corner.shape)}."
             )
+        self._check_one_head(*corners, corner.detach())
         function, sources = self.function, tuple(seen.sources)
 
         def with_parameters(q: Tensor, k: Tensor, *parameters: Tensor) -> Tensor:
@@ -304,6 +305,21 @@ class Custom(Score):
                 return function(q, k)
 
         return Prepared(q, k, 1.0, sources, with_parameters if sources else function)
+
+    def _check_one_head(self, q: Tensor, k: Tensor, scores: Tensor) -> None:
+        """Refuse a function whose scores of one head depend on which other heads it is called with."""
+        if q.shape[:2].numel() <= 1 or torch._C._are_functorch_transforms_active():
+            return
+        expected = scores[-1:, -1:]
+        with torch.no_grad():
+            alone = self.function(q[-1:, -1:], k[-1:, -1:])
+        # a product of another batch size may round in another order
+        if alone.shape != expected.shape or not torch.allclose(alone, expected, 1e-2, 1e-2, equal_nan=True):
+            raise SpecError(
+                "a custom score must give each head the same scores when it is called with that head alone, since "
+                f"tiles hold some heads only; for q {tuple(q.shape)} the last head alone gave {tuple(alone.shape)} or "
+                "other numbers. Append parameters of a head to q, or add them with `.then(lambda s, b, h, i, j: ...)`."
+            )
 
     def formula(self) -> str:
         return f"{getattr(self.function, '__name__', type(self.function).__name__)}(q, k)"

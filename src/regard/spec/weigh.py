@@ -96,8 +96,16 @@ def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
 
 @named
 def relu(scale: float | Tensor | None = None) -> Weigh:
-    """max(s, 0) · scale, each pair for itself; `scale=None` is 1/n_k, the number of keys."""
-    return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=_Shared(scale))
+    """max(s, 0) · scale, each pair for itself; `scale=None` is 1/n_k, the number of keys.
+
+    A tensor holds one number, or one a head, and may be learned.
+    """
+    checks: tuple[Check, ...] = ()
+    if isinstance(scale, Tensor):
+        if scale.dim() > 1:
+            raise SpecError(f"a relu scale must be one number, or one a head; got shape {tuple(scale.shape)}.")
+        checks = () if scale.numel() == 1 else (one_each("relu scales", scale, 0, "heads"),)
+    return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=_Shared(scale), checks=checks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +115,8 @@ class _Shared:
     scale: float | Tensor | None
 
     def __call__(self, statistic: Tensor | None, n_k: int | Tensor) -> Tensor | float:
+        if isinstance(self.scale, Tensor):
+            return self.scale.reshape(-1, 1) if self.scale.dim() else self.scale  # (heads, 1), over (batch, heads, n_q)
         if self.scale is not None:
             return self.scale
         return 1.0 / n_k.clamp(min=1).double() if isinstance(n_k, Tensor) else 1.0 / max(n_k, 1)
