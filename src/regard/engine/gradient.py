@@ -13,7 +13,7 @@ differentiate, transform and batch. Only the derivative of S (third order) keeps
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -73,7 +73,7 @@ def run(engine: Engine, spec: Spec, tiles: Tiles, inputs: Inputs) -> tuple[Tenso
     if not watched(inputs.every()):
         return engine.forward(spec, inputs, tiles)
     call = Call(engine, spec, tiles, inputs.detached())
-    output, statistic = _apply(_F, call, *inputs.every())
+    output, statistic, _ = _apply(_F, call, *inputs.every())
     return output, statistic if spec.normaliser.statistic else None
 
 
@@ -113,29 +113,53 @@ def batched(function: Any, info: Any, in_dims: Sequence[int | None], *args: Any)
     return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
 
 
+def _unrounded(call: Call) -> Spec:
+    """The spec whose output is as precise as its sums.
+
+    A backward pass subtracts (gradient of the output)·output from each gradient of a weight. In half precision the
+    rounding of the output would be larger than the difference where one key has nearly all the weight.
+    """
+    coarse = call.engine.exact is None and call.spec.dtype.itemsize < call.spec.precision.itemsize
+    return replace(call.spec, dtype=call.spec.precision) if coarse else call.spec
+
+
+def with_exact_output(engine: Engine, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved) -> Saved:
+    """`saved` with an output in the precision of the sums: computed again where only a rounded one was handed over."""
+    if saved.output.dtype.itemsize >= spec.precision.itemsize:
+        return saved
+    output, _ = engine.forward(replace(spec, dtype=spec.precision), inputs, tiles)
+    return replace(saved, output=output)
+
+
 class _F(torch.autograd.Function):
-    """F: (call, x...) -> output, statistic."""
+    """F: (call, x...) -> output, statistic, and the output before it is rounded to half precision (else empty)."""
 
     @staticmethod
-    def forward(call: Call, *x: Tensor) -> tuple[Tensor, Tensor]:
-        output, statistic = call.engine.forward(call.spec, call.inputs.holding(x), call.tiles)
-        return output, output.new_empty(0) if statistic is None else statistic
+    def forward(call: Call, *x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        spec = _unrounded(call)
+        exact, statistic = call.engine.forward(spec, call.inputs.holding(x), call.tiles)
+        statistic = exact.new_empty(0) if statistic is None else statistic
+        if spec is call.spec or exact.dtype != spec.dtype:
+            return exact, statistic, exact.new_empty(0)
+        return exact.to(call.spec.dtype), statistic, exact
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.call, *x = inputs
-        ctx.save_for_backward(*output, *x)
+        rounded, statistic, exact = output
+        ctx.mark_non_differentiable(exact)
+        ctx.save_for_backward(exact if exact.shape == rounded.shape else rounded, statistic, *x)
         ctx.save_for_forward(*x)
 
     @staticmethod
     def backward(ctx: Any, *c: Tensor) -> Any:
         output, statistic, *x = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
-        return None, *_spread(needs, _apply(_G, ctx.call, tuple(needs), output, statistic, *c, *x))
+        return None, *_spread(needs, _apply(_G, ctx.call, tuple(needs), output, statistic, *c[:2], *x))
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
-        return _apply(_T, ctx.call, *ctx.saved_tensors, *_filled(tangents, ctx.saved_tensors))
+        return *_apply(_T, ctx.call, *ctx.saved_tensors, *_filled(tangents, ctx.saved_tensors)), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -177,8 +201,8 @@ class _G(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, needs: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         output, statistic, *c = tensors[:4]
-        saved = Saved(output, statistic, c[0], c[1])
-        return tuple(call.engine.backward(call.spec, call.inputs.holding(tensors[4:]), call.tiles, saved, needs))
+        spec, inputs = _unrounded(call), call.inputs.holding(tensors[4:])
+        return tuple(call.engine.backward(spec, inputs, call.tiles, Saved(output, statistic, c[0], c[1]), needs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -227,7 +251,8 @@ class _T(torch.autograd.Function):
         x, t = ctx.saved_tensors[:half], ctx.saved_tensors[half:]
         needs = tuple(a.is_floating_point() for a in x)
         in_x = _apply(_S, ctx.call, needs, *c, *x, *t)
-        output, statistic = _apply(_F, ctx.call, *x)
+        output, statistic, exact = _apply(_F, ctx.call, *x)
+        output = exact if exact.shape == output.shape else output
         in_t = _apply(_G, ctx.call, needs, output, statistic, *c, *x)
         return None, *_spread(needs, in_x), *_spread(needs, in_t)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.engine import threshold
-from regard.engine.gradient import Engine, Saved
+from regard.engine.gradient import Engine, Saved, with_exact_output
 from regard.engine.parts import Part, Wanted
 from regard.engine.prepare import Prepared, prepared
 from regard.engine.threshold import moving, power_of
@@ -151,6 +151,7 @@ class Native:
         return lse, total
 
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
+        saved = with_exact_output(self, spec, inputs, tiles, saved)
         if not isinstance(spec.normaliser, Thresholded):
             return self._backward(spec, inputs, tiles, saved, needs)
         power = spec.normaliser.parameter

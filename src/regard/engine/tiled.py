@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.engine import threshold
-from regard.engine.gradient import Saved
-from regard.engine.walk import Tile, Walk, accumulate, place
+from regard.engine.gradient import Saved, with_exact_output
+from regard.engine.walk import LINE, Tile, Walk, accumulate, beside, filled, place
 from regard.plan.blocks import Strip, Tiles
 from regard.spec.derivative import ONE, derivatives
 from regard.spec.evaluate import Evaluation
@@ -63,6 +63,7 @@ class Tiled:
         return output, statistic if spec.normaliser.statistic else None
 
     def backward(self, spec: Spec, inputs: Inputs, tiles: Tiles, saved: Saved, needs: Sequence[bool]) -> list[Tensor]:
+        saved = with_exact_output(self, spec, inputs, tiles, saved)
         if isinstance(spec.normaliser, Thresholded):
             return threshold.backward(self, spec, inputs, tiles, saved, needs)
         # twice as many numbers a pair are at hand as in the forward pass: half the row stays in cache
@@ -79,7 +80,7 @@ def _attend(walk: Walk, strip: Strip) -> tuple[Tensor, Tensor | None]:
     assert isinstance(normaliser, Streamed)
     q, k, v = walk.queries_of(strip), walk.keys_of(walk.k, strip), walk.keys_of(walk.v, strip)
     state = normaliser.begin(q.new_zeros((*q.shape[:2], 1)))
-    total = q.new_zeros((*q.shape[:2], walk.spec.value_width))
+    total = q.new_zeros((*q.shape[:2], v.shape[-1]))
     for j, full in strip.keys:
         tile = walk.tile(strip, j, full, q, k[:, j.start : j.stop])
         seen = None if walk.finite else tile.scores != -torch.inf
@@ -92,7 +93,7 @@ def _attend(walk: Walk, strip: Strip) -> tuple[Tensor, Tensor | None]:
     if scale is not None:
         total.mul_(scale)
     shape = (len(strip.b), len(strip.h), len(strip.i))
-    return total.view(*shape, -1), None if statistic is None else statistic.view(shape)
+    return total.view(*shape, -1)[..., : walk.spec.value_width], None if statistic is None else statistic.view(shape)
 
 
 class _Gradients:
@@ -107,27 +108,33 @@ class _Gradients:
         assert isinstance(walk.normaliser, Streamed)
         self.walk, self.normaliser = walk, walk.normaliser
         spec, inputs = walk.spec, walk.inputs
-        self.d_output = saved.d_output.to(spec.precision)
-        self.finite = walk.finite and all_finite(self.d_output, saved.output)  # finite scores may have overflowed
+        d_output = saved.d_output.to(spec.precision)
+        self.d_output = filled(d_output)
+        self.finite = walk.finite and all_finite(d_output, saved.output)  # finite scores may have overflowed
         self.origin: Tensor | None = None
         self.level: Tensor | None = None
         if spec.normaliser.statistic:
             self.origin = self.normaliser.origin(saved.statistic.unsqueeze(-1))
-            self.level = ((self.d_output * saved.output).sum(-1) - saved.d_statistic).unsqueeze(-1)
+            self.level = ((d_output * saved.output).sum(-1) - saved.d_statistic).unsqueeze(-1)
         # a score that is -inf by itself must be told by its value, not by what an origin of NaN makes of it
         plain = walk.plain and self.finite
-        self.k = _beside_ones(walk.k) if self.origin is not None and plain else None
-        self.v = _beside_ones(walk.v) if self.level is not None and not spec.dropout else None
+        ones = torch.ones((), dtype=spec.precision, device=inputs.q.device)
+        self.k = beside(walk.k, ones) if self.origin is not None and plain else None
+        self.v = beside(walk.v, ones) if self.level is not None and not spec.dropout else None
+        like = [walk.q, walk.k, walk.v, *inputs.every()[3:]]
         self.sums = [
             _zeros(t, spec.precision, on_its_side=n in (1, 2)) if needed else None
-            for n, (t, needed) in enumerate(zip(inputs.every(), needs, strict=True))
+            for n, (t, needed) in enumerate(zip(like, needs, strict=True))
         ]
 
     def result(self) -> list[Tensor]:
         every = self.walk.inputs.every()
         if self.sums[1] is not None and self.walk.unit != 1.0:
             self.sums[1].div_(self.walk.unit)  # it was summed over queries in that unit
-        found = [(total, t) for total, t in zip(self.sums, every, strict=True) if total is not None]
+        sums = [
+            total if total is None or n > 2 else total[..., : every[n].shape[-1]] for n, total in enumerate(self.sums)
+        ]
+        found = [(total, t) for total, t in zip(sums, every, strict=True) if total is not None]
         return [total.to(t.dtype).contiguous() for total, t in found]
 
     def add(self, strip: Strip) -> None:
@@ -137,9 +144,9 @@ class _Gradients:
         origin, level = (None if x is None else walk.rows_of(x, strip) for x in (self.origin, self.level))
         rows, keys, d_rows, values = q, k, d_output, v
         if self.k is not None and origin is not None:
-            rows, keys, origin = torch.cat((q, -origin), -1), walk.keys_of(self.k, strip), None
+            rows, keys, origin = beside(q, -origin), walk.keys_of(self.k, strip), None
         if self.v is not None and level is not None:
-            d_rows, values, level = torch.cat((d_output, -level), -1), walk.keys_of(self.v, strip), None
+            d_rows, values, level = beside(d_output, -level), walk.keys_of(self.v, strip), None
         d_q = torch.zeros_like(q)
         d_k, d_v = (self._keys_in_place(total, strip) for total in self.sums[1:3])
         for j, full in strip.keys:
@@ -157,7 +164,7 @@ class _Gradients:
             d_scores = self.normaliser.backward(weights, d_weights if level is None else d_weights.sub_(level))
             if seen is not None:
                 d_scores.masked_fill_(~seen, 0.0)
-            d_scores = self._through_rule(tile, strip, d_scores)
+            d_scores = walk.settled("d_scores", self._through_rule(tile, strip, d_scores))
             if spec.score != "dot":
                 self._through_function(tile, d_scores, d_q, None if d_k is None else d_k[:, here])
                 continue
@@ -203,13 +210,11 @@ class _Gradients:
 
 
 def _zeros(like: Tensor, dtype: torch.dtype, on_its_side: bool) -> Tensor:
-    shape = like.mT.shape if on_its_side else like.shape
-    zeros = torch.zeros(shape, dtype=dtype, device=like.device)
-    return zeros.mT if on_its_side else zeros
-
-
-def _beside_ones(x: Tensor) -> Tensor:
-    return torch.cat((x, torch.ones_like(x[..., :1])), -1)
+    if not on_its_side:
+        return torch.zeros(like.shape, dtype=dtype, device=like.device)
+    *leading, length, width = like.shape
+    whole = torch.zeros((*leading, width, -(-length // LINE) * LINE), dtype=dtype, device=like.device)
+    return whole[..., :length].mT  # each row begins at a cache line
 
 
 @lru_cache(maxsize=512)

@@ -1,6 +1,10 @@
 """A walk over the tiles of a spec: how the scores of a strip of queries and some keys are made.
 
 Heads that share keys lie side by side, so a tile is (batch x key heads, group x queries, keys) and one product.
+
+A batch element gets the same bits alone as together with others. BLAS rounds a product by the alignment of each matrix,
+and torch computes the end of a tensor that does not fill its vectors by another exp2. So widths are filled up with zeros
+to whole cache lines, and each row of a tile begins at one.
 """
 
 import math
@@ -20,6 +24,9 @@ from regard.spec.hiding import visible
 from regard.spec.linear import of_difference
 from regard.spec.spec import Inputs, Spec
 from regard.spec.term import ARITHMETIC, SMOOTH
+
+LINE = 16  # numbers: a cache line of float32, two of float64
+ROW = 32  # numbers that torch computes at once, in the widest vectors
 
 _MAKES_NEW = ARITHMETIC | SMOOTH | {"where", "div", "neg", "abs"}  # other terms may hand out a tensor that is not ours
 
@@ -59,7 +66,10 @@ class Walk:
 
     def __init__(self, spec: Spec, inputs: Inputs, tiles: Tiles) -> None:
         self.spec, self.inputs, self.tiles = spec, inputs, tiles
-        self.q, self.k, self.v = (x.detach().to(spec.precision) for x in (inputs.q, inputs.k, inputs.v))
+        whole = [x.detach().to(spec.precision) for x in (inputs.q, inputs.k, inputs.v)]
+        # a function of rows must get them as they are
+        self.q, self.k = (filled(x) if spec.score == "dot" else x for x in whole[:2])
+        self.v = filled(whole[2])
         # a rule must see the score as it is; a plain product can come in the normaliser's own unit
         self.plain = spec.score == "dot" and spec.rule is None
         self.normaliser, self.unit = spec.normaliser.prescaled() if self.plain else (spec.normaliser, 1.0)
@@ -105,11 +115,26 @@ class Walk:
 
     def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """x @ y.mT in a space of that name that every tile uses again: fresh memory costs more than the softmax."""
-        shape = (x.shape[0], x.shape[1], y.shape[1])
+        keys, columns = y.shape[1], _up(y.shape[1], ROW)
+        if columns != keys:
+            rows = y.new_zeros((y.shape[0], columns, _up(y.shape[2], LINE)))[..., : y.shape[2]]
+            rows[:, :keys].copy_(y)
+            y = rows
+        space = torch.bmm(x, y.mT, out=self._place(name, x, (x.shape[0], x.shape[1], columns)))
+        return space[..., :keys]
+
+    def settled(self, name: str, x: Tensor) -> Tensor:
+        """A tile whose rows begin at a cache line: x itself, or a copy in the space of that name."""
+        keys, columns = x.shape[2], _up(x.shape[2], ROW)
+        if columns == keys or x.stride(1) == columns:
+            return x
+        return self._place(name, x, (x.shape[0], x.shape[1], columns))[..., :keys].copy_(x)
+
+    def _place(self, name: str, like: Tensor, shape: tuple[int, int, int]) -> Tensor:
         space = self._space.get(name)
         if space is None or space.shape != shape:
-            space = self._space[name] = _space(space, x, shape)
-        return torch.bmm(x, y.mT, out=space)
+            space = self._space[name] = _space(space, like, shape)
+        return space
 
     def tile(self, strip: Strip, j: range, full: bool, q: Tensor, k: Tensor, track: bool = False) -> Tile:
         """The scores of queries q and keys k. With `track`, what made them can be differentiated."""
@@ -127,7 +152,7 @@ class Walk:
             evaluation = Evaluation(inputs.tensors, positions, self.per_head(scores, strip), spec.precision)
             changed = evaluation.number(spec.rule).expand(positions.shape)
             own = not track and spec.rule.op in _MAKES_NEW
-            scores = (changed.contiguous() if own else _copy(changed)).view(raw.shape)
+            scores = self.settled("changed", (changed.contiguous() if own else _copy(changed)).view(raw.shape))
         elif tracked:
             scores = _copy(scores)
         if seen is not None:
@@ -191,6 +216,31 @@ def accumulate(total: Tensor, weights: Tensor, x: Tensor, seen: Tensor | None) -
     for n in wild.any(0).flatten().nonzero().flatten().tolist():
         counts = (seen[:, :, n] & wild[:, n]).unsqueeze(-1)
         total.add_(torch.where(counts, weights[:, :, n, None] * x[:, n, None], 0.0))
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def filled(x: Tensor) -> Tensor:
+    """Rows filled up with zeros to whole cache lines, the first of which begins at one; x itself where that holds."""
+    width = x.shape[-1]
+    if width % LINE:
+        whole = x.new_zeros((*x.shape[:-1], _up(width, LINE)))
+        whole[..., :width] = x
+        return whole
+    if x.device.type == "cpu" and x.data_ptr() % (LINE * 4):
+        return _copy(x)
+    return x if 0 in x.stride() else x.contiguous()  # a batch that was expanded stays in one place
+
+
+def beside(x: Tensor, column: Tensor) -> Tensor:
+    """x with one more column (..., 1), its rows beginning at cache lines."""
+    width = x.shape[-1]
+    whole = x.new_empty((*x.shape[:-1], _up(width + 1, LINE)))[..., : width + 1]
+    whole[..., :width] = x
+    whole[..., width:] = column
+    return whole
 
 
 def _space(old: Tensor | None, like: Tensor, shape: tuple[int, int, int]) -> Tensor:

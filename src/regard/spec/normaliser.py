@@ -112,7 +112,9 @@ class Softmax(Streamed):
         old_top, total = state
         top = torch.maximum(old_top, scores.amax(-1, keepdim=True))
         weights = self._exp_(scores.sub_(top))
-        shrink = self._exp_(old_top.sub(top))  # the old sums were measured from a lower maximum
+        # the old sums were measured from a lower maximum; in float64, since torch's float32 exp2 rounds differently at
+        # the end of a tensor, and a row must not depend on the rows beside it
+        shrink = self._exp_(old_top.sub(top).double()).to(top.dtype)
         return (top, torch.addcmul(weights.sum(-1, keepdim=True), total, shrink)), weights, shrink
 
     def end(self, state: State) -> tuple[Tensor | None, Tensor | None]:
@@ -141,7 +143,7 @@ class Softmax(Streamed):
         return x.mul_(LOG2_E).exp2_()
 
     def _lse(self, top: Tensor, total: Tensor) -> Tensor:
-        return top + total.log()
+        return (top.double() + total.double().log()).to(top.dtype)  # rounded once
 
 
 @dataclass(frozen=True)
