@@ -1,0 +1,98 @@
+"""The table of valid calls, and the wrong calls that follow from it by replacing one argument."""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from tests.sweeps.valid_calls.table import Enough, ValidCall
+from tests.sweeps.wrong_values import wrong_values
+
+PACKAGES = (
+    "core", "masks", "scores", "normalizers", "features", "measures", "costs", "mechanisms", "integrations",
+    "layers", "models", "distributed", "plots", "recordings", "walkthroughs", "theory",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WrongCall:
+    """`call` with the argument `argument` (a name, or the place of a positional one) replaced by the value `label`."""
+
+    call: str
+    argument: str
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.call}({self.argument}={self.label})"
+
+
+def table(packages: Iterable[str] = PACKAGES) -> dict[str, ValidCall]:
+    calls: dict[str, ValidCall] = {}
+    for package in packages:
+        for call in import_module(f"tests.sweeps.valid_calls.{package}").CALLS:
+            assert call.name not in calls, f"{call.name} is in the table twice"
+            calls[call.name] = call
+    return calls
+
+
+def left_out() -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    for package in PACKAGES:
+        reasons |= import_module(f"tests.sweeps.valid_calls.{package}").LEFT_OUT
+    return reasons
+
+
+def bound(call: ValidCall) -> tuple[Any, dict[str, Any], dict[str, inspect.Parameter]]:
+    """The callable, the argument of each place and name, and the parameters of those that can be replaced."""
+    function, arguments = call.function(), call.arguments()
+    parameters = inspect.signature(function).parameters
+    slots: dict[str, Any] = {}
+    about: dict[str, inspect.Parameter] = {}
+    places = iter(arguments.positional)
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            for place, value in enumerate(places):
+                slots[f"*{place}"], about[f"*{place}"] = value, parameter
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            extra = {key: value for key, value in arguments.keywords.items() if key not in parameters}
+            slots |= extra
+            about |= dict.fromkeys(extra, parameter)
+        else:
+            value = (
+                next(places, parameter.default) if parameter.kind is not parameter.KEYWORD_ONLY else parameter.default
+            )
+            slots[name], about[name] = arguments.keywords.get(name, value), parameter
+    return function, slots, about
+
+
+def wrong_calls(calls: Iterable[ValidCall]) -> Iterator[WrongCall]:
+    """Every wrong call of the table, in a fixed order."""
+    for call in calls:
+        _, slots, _ = bound(call)
+        for argument, valid in slots.items():
+            if argument not in call.skip:
+                yield from (WrongCall(call.name, argument, label) for label, _ in wrong_values(valid))
+
+
+def run(call: ValidCall, wrong: WrongCall | None) -> object:
+    """Calls it, with one argument replaced; None leaves the call valid."""
+    function, slots, about = bound(call)
+    if wrong is not None:
+        slots[wrong.argument] = dict(wrong_values(slots[wrong.argument]))[wrong.label]()
+    before_many = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in about.values())
+    positional, keywords = [], {}
+    for name, parameter in about.items():
+        value = slots[name]
+        if value is inspect.Parameter.empty:
+            continue
+        by_place = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
+        if by_place or (before_many and parameter.kind is parameter.POSITIONAL_OR_KEYWORD):
+            positional.append(value)
+        elif value is not parameter.default or (wrong is not None and name == wrong.argument):
+            keywords[name] = value
+    try:
+        result = function(*positional, **keywords)
+    except Enough:
+        return None
+    return call.then(result) if call.then is not None else result
