@@ -17,6 +17,7 @@ APART, TOGETHER = "none imports another", "may import each other"
 ORDER = (
     (APART, ("errors", "eager")),
     (APART, ("checks", "files")),
+    (APART, ("checked",)),
     (APART, ("spec", "cost")),
     (APART, ("plan",)),
     (APART, ("engine",)),

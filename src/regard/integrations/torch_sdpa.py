@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.attention import attention
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.integrations.function_override import original_of, overridden
 from regard.spec import mask, score
@@ -17,6 +18,7 @@ from regard.spec.array import over_pairs
 _original = torch.nn.functional.scaled_dot_product_attention
 
 
+@checked
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

@@ -11,9 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from regard.attention import attention
+from regard.checked import checked
 from regard.errors import SpecError
 
 
+@checked
 def axial_attention(
     q: Tensor, k: Tensor, v: Tensor, *, axis: int, dims: int = 2, score: Any = None, mask: Any = None
 ) -> Tensor:
@@ -44,6 +46,7 @@ def axial_attention(
     return output.squeeze(0).movedim((-3, -2), (heads, along))
 
 
+@checked
 def axial(q: Tensor, k: Tensor, v: Tensor, *, dims: int = 2, score: Any = None, mask: Any = None) -> Tensor:
     """The sum of `axial_attention` along every axis of the grid, with one set of queries, keys and values.
 

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from regard.attention import attention
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.mechanism.heads import by_head, sharing
 from regard.spec import mask
 from regard.spec.precision import fine
 
 
+@checked
 def block_sparse(q: Tensor, k: Tensor, v: Tensor, *, block: int, keep: int, causal: bool = False) -> Tensor:
     """Attention within `block_choice`: at most keep + 1 blocks of keys for each block of queries.
 
@@ -28,6 +30,7 @@ def block_sparse(q: Tensor, k: Tensor, v: Tensor, *, block: int, keep: int, caus
     return output
 
 
+@checked
 def block_choice(q: Tensor, k: Tensor, *, block: int, keep: int, causal: bool = False) -> mask.Mask:
     """The mask of the blocks that each block of queries chooses, by head; no gradient flows through the choice.
 

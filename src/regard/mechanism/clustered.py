@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from regard.attention import attend, attention
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.measure import top as largest
 from regard.mechanism.routing import gathered
 from regard.packed import attention_packed
 
 
+@checked
 def clustered(q: Tensor, k: Tensor, v: Tensor, groups: Tensor, *, top: int | None = None) -> Tensor:
     """Attention by groups of queries. q, k, v are (..., heads, n, width), groups (..., heads, n) numbers from 0 on.
 
@@ -47,6 +49,7 @@ def clustered(q: Tensor, k: Tensor, v: Tensor, groups: Tensor, *, top: int | Non
 
 
 @torch.no_grad()
+@checked
 def grouped(q: Tensor, *, clusters: int, bits: int = 32, iterations: int = 10, seed: int = 0) -> Tensor:
     """A group from 0 to clusters - 1 for each query, (..., heads, n): near directions, most likely the same group.
 

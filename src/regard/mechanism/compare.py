@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import attend, attention
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.measure import pool
 from regard.plan.report import in_bytes, in_seconds
@@ -77,6 +78,7 @@ class Comparison:
         return comparison(named[0], named[1], self.by_query)
 
 
+@checked
 def compare(q: Tensor, k: Tensor, v: Tensor, a: Any, b: Any, *, rounds: int = 5) -> Comparison:
     """How b differs from a, on these q, k, v, without gradients.
 

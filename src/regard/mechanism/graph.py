@@ -18,10 +18,12 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from regard.attention import attention
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec.score import custom, dot
 
 
+@checked
 def gat(
     x: Tensor,
     edges: Tensor,
@@ -48,6 +50,7 @@ def gat(
     return _over_edges(leaky_relu(left[target] + right[source], slope), rows, source, target)
 
 
+@checked
 def gat_dense(
     x: Tensor,
     adjacency: Tensor,
@@ -73,6 +76,7 @@ def gat_dense(
     return _by_node(attention(nothing[None], nothing[None], rows.transpose(0, 1)[None], score=score, mask=seen))
 
 
+@checked
 def gatv2(
     x: Tensor,
     edges: Tensor,
@@ -96,6 +100,7 @@ def gatv2(
     return _over_edges(scores, right, source, target)
 
 
+@checked
 def gatv2_dense(
     x: Tensor,
     adjacency: Tensor,
@@ -126,6 +131,7 @@ def gatv2_dense(
     return _by_node(attention(queries, keys, keys, score=custom(score), mask=seen))
 
 
+@checked
 def adjacency_of(edges: Tensor, nodes: int) -> Tensor:
     """The matrix (nodes, nodes) of a list of edges: True at [target, source].
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec.feature import FeatureMap, Rows, as_features
 
@@ -40,6 +41,7 @@ class LinearState:
         return _shared(queries @ self.sums)
 
 
+@checked
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -90,6 +92,7 @@ def linear_attention(
     return torch.cat(outputs, -2)
 
 
+@checked
 def linear_step(
     q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None, *, features: FeatureMap | Rows | None = None
 ) -> tuple[Tensor, LinearState]:

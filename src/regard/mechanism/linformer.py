@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from regard.attention import attention
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.mechanism.heads import heads_of, sharing
 from regard.spec.score import dot
 
 
+@checked
 def linformer(
     q: Tensor,
     k: Tensor,
@@ -58,6 +60,7 @@ def _check(name: str, matrix: Tensor, rows: Tensor) -> None:
         raise SpecError(f"{name} must have one column a key, {n}; got {matrix.shape[-1]}.{cut}")
 
 
+@checked
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """o = softmax(q) (softmax(k)' v): q's softmax is over the channels of a query, k's over the keys, in each channel.
 

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from regard.attention import attention
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec import mask
 from regard.spec.array import as_tensor
 
 
+@checked
 def longformer(
     q: Tensor,
     k: Tensor,

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from regard.attention import attend
+from regard.checked import checked
 from regard.engine.merge import merge
 from regard.errors import SpecError
 from regard.mechanism.heads import by_head, heads_of
 from regard.spec import mask
 
 
+@checked
 def longnet(
     q: Tensor, k: Tensor, v: Tensor, *, segments: Sequence[int], dilations: Sequence[int], causal: bool = False
 ) -> Tensor:

@@ -11,10 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from regard.attention import attention
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec.score import Number, mahalanobis, metric
 
 
+@checked
 def metric_attention(
     x: Tensor,
     w_q: Tensor,

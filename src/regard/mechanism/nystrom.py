@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from regard.attention import attention
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.mechanism.heads import by_head, heads_of, sharing
 from regard.spec.precision import fine
 
 
+@checked
 def nystrom(
     q: Tensor,
     k: Tensor,
@@ -59,6 +61,7 @@ def nystrom(
     return output.reshape(*leading, *output.shape[-2:])
 
 
+@checked
 def pseudo_inverse(a: Tensor, iterations: int | None = 6) -> Tensor:
     """The Moore-Penrose inverse of a (..., rows, columns), approached from Z = a' / (|a|_1 |a|_inf) by
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import attend
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.result import Attended
 from regard.spec.mask import Mask, Numbers, padding, where, window
@@ -47,6 +48,7 @@ class Context:
         return rows if self.share is None else rows * self.share.unsqueeze(-1)
 
 
+@checked
 def bahdanau(
     h: Tensor,
     memory: Tensor,
@@ -69,6 +71,7 @@ def bahdanau(
     return Context(attend(h, memory, memory, score=additive(w_q, w_k, u, bias), mask=_counting(h, memory, lengths)))
 
 
+@checked
 def luong_dot(h: Tensor, memory: Tensor, *, lengths: Numbers | None = None) -> Context:
     """h·m, not scaled (Luong, Pham and Manning, 2015).
 
@@ -78,6 +81,7 @@ def luong_dot(h: Tensor, memory: Tensor, *, lengths: Numbers | None = None) -> C
     return Context(attend(h, memory, memory, score=dot(), mask=_counting(h, memory, lengths)))
 
 
+@checked
 def luong_general(h: Tensor, memory: Tensor, w: Tensor, *, lengths: Numbers | None = None) -> Context:
     """h·W m, with w (width, memory width): the two may be of different widths.
 
@@ -87,6 +91,7 @@ def luong_general(h: Tensor, memory: Tensor, w: Tensor, *, lengths: Numbers | No
     return Context(attend(h, memory, memory, score=multiplicative(w), mask=_counting(h, memory, lengths)))
 
 
+@checked
 def luong_concat(h: Tensor, memory: Tensor, w_a: Tensor, v_a: Tensor, *, lengths: Numbers | None = None) -> Context:
     """v_a·tanh(W_a [h; m]), with w_a (width + memory width, hidden): `bahdanau` with its two matrices as one.
 
@@ -100,6 +105,7 @@ def luong_concat(h: Tensor, memory: Tensor, w_a: Tensor, v_a: Tensor, *, lengths
     return Context(attend(h, memory, memory, score=additive(w_a[:width], w_a[width:], v_a), mask=seen))
 
 
+@checked
 def luong_location(h: Tensor, memory: Tensor, w_a: Tensor, *, lengths: Numbers | None = None) -> Context:
     """(W_a h)_j: where to look is said by the state alone. w_a is (width, longest memory).
 
@@ -117,6 +123,7 @@ def luong_location(h: Tensor, memory: Tensor, w_a: Tensor, *, lengths: Numbers |
     return Context(attend(no_q, no_k, memory, score=h @ w_a[:, :n], mask=seen))
 
 
+@checked
 def local_monotonic(
     h: Tensor, memory: Tensor, *, reach: int, at: int | Tensor = 0, score: Any = None, lengths: Numbers | None = None
 ) -> Context:
@@ -135,6 +142,7 @@ def local_monotonic(
     return Context(attend(h, memory, memory, score=asked, mask=near if seen is None else near & seen, start=at))
 
 
+@checked
 def local_predictive(
     h: Tensor,
     memory: Tensor,
@@ -181,6 +189,7 @@ def _place(h: Tensor, w_p: Tensor, v_p: Tensor) -> Tensor:
     return place.reshape(-1, h.shape[-3] if h.dim() >= 4 else 1, h.shape[-2])
 
 
+@checked
 def attentional(context: Tensor, h: Tensor, w_c: Tensor) -> Tensor:
     """Luong's attentional state, tanh(W_c [c; h]), with w_c (memory width + width, new width).
 

@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from regard.attention import attend
+from regard.checked import checked
 from regard.engine.merge import merge
 from regard.errors import SpecError
 from regard.spec.score import scaled_dot
 
 
+@checked
 def lsh_attention(
     qk: Tensor,
     v: Tensor,
@@ -76,6 +78,7 @@ def lsh_attention(
     return torch.where(alone, values, output).reshape(v.shape)
 
 
+@checked
 def lsh_hashes(qk: Tensor, *, buckets: int | Sequence[int], rounds: int = 1, seed: int = 0) -> Tensor:
     """The bucket of each token in each round, (rounds, ..., n): h(x) = argmax [x R; -x R] with R (width, buckets / 2).
 

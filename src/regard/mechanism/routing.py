@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, one_hot
 
 from regard.attention import attend
+from regard.checked import checked
 from regard.errors import SpecError
 
 
+@checked
 def routing(q: Tensor, k: Tensor, v: Tensor, centroids: Tensor, *, window: int, causal: bool = False) -> Tensor:
     """Attention within clusters. q, k, v are (..., heads, n, width), centroids (heads, clusters, width of q).
 
@@ -44,6 +46,7 @@ def routing(q: Tensor, k: Tensor, v: Tensor, centroids: Tensor, *, window: int, 
 
 
 @torch.no_grad()
+@checked
 def moved(centroids: Tensor, q: Tensor, k: Tensor, *, decay: float = 0.999) -> Tensor:
     """The centroids after a step: μ <- decay μ + (1 - decay) times the mean of the queries and keys that belong to it.
 

@@ -18,9 +18,11 @@ the delta rule the solution of a triangle of equations, since what t reads was w
 import torch
 from torch import Tensor
 
+from regard.checked import checked
 from regard.errors import SpecError
 
 
+@checked
 def retention(
     q: Tensor, k: Tensor, v: Tensor, decay: float | Tensor, *, state: Tensor | None = None, chunk: int = 64
 ) -> tuple[Tensor, Tensor]:
@@ -37,6 +39,7 @@ def retention(
     return _walk(q, k, v, gates, None, state, chunk)
 
 
+@checked
 def gated(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, *, state: Tensor | None = None, chunk: int = 16
 ) -> tuple[Tensor, Tensor]:
@@ -51,6 +54,7 @@ def gated(
     return _walk(q, k, v, gates, None, state, chunk)
 
 
+@checked
 def delta(
     q: Tensor,
     k: Tensor,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec.named import named, unnamed
 from regard.spec.precision import fine
@@ -132,6 +133,7 @@ def relu() -> FeatureMap:
 
 
 @named
+@checked
 def cosformer(length: int) -> FeatureMap:
     """max(x, 0), turned with the position: w_ij = relu(q_i)·relu(k_j) cos(π (i - j) / 2M), with M the length.
 
@@ -143,6 +145,7 @@ def cosformer(length: int) -> FeatureMap:
 
 
 @named
+@checked
 def favor(width: int, features: int | None = None, *, seed: int = 0, hyperbolic: bool = False) -> FeatureMap:
     """Random features whose product is exp(q·k/√d) on average, and never negative (Choromanski and others, 2021).
 

@@ -5,9 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.checked import checked
 from regard.errors import SpecError
 
 
+@checked
 def rotary(
     q: Tensor,
     k: Tensor,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec.array import as_tensor
 from regard.spec.finite import shielded
@@ -98,6 +99,7 @@ def _standard_slopes(lengths: Lengths) -> Tensor:
 
 
 @named
+@checked
 def softcap(c: float | Tensor) -> Rule:
     """c · tanh(s / c): no score beyond ±c."""
     if not isinstance(c, Tensor) and not c > 0:
@@ -116,6 +118,7 @@ def bias(values: Any) -> Rule:
 
 
 @named
+@checked
 def relative(table: Tensor, *, bidirectional: bool = True, max_distance: int = 128) -> Rule:
     """T5's relative bias: s + table[bucket(j - p), h]; `table` is (buckets, heads).
 
@@ -144,6 +147,7 @@ def _bucket(distance: Any, buckets: int, bidirectional: bool, max_distance: int)
 
 
 @named
+@checked
 def shaw_keys(table: Tensor, scale: float | None = None) -> Rule:
     """Shaw's relative keys: s + scale · q_i·table[clip(j - p)]; `table` is (2 reach + 1, width), scale None is 1/√d.
 

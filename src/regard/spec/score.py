@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec.finite import shielded
 from regard.spec.formula import Formula
@@ -362,24 +363,28 @@ def dot() -> Score:
 
 
 @named
+@checked
 def scaled_dot(scale: Number | None = None) -> Score:
     """q·k times `scale`; None means 1/√d. A tensor scale may be learned: one number, or one a head."""
     return ScaledDot(scale=scale)
 
 
 @named
+@checked
 def multiplicative(w: Tensor) -> Score:
     """q·W·k, Luong's general form; `w` is (width of q, width of k), or one such matrix a head."""
     return Multiplicative(w=w)
 
 
 @named
+@checked
 def cosine(scale: Number = 1.0) -> Score:
     """The cosine of the angle between q and k, times `scale`. A zero vector has cosine 0 with everything."""
     return Cosine(scale=scale)
 
 
 @named
+@checked
 def metric(sigma: Number = 1.0) -> Score:
     """-|q - k|² / 2σ²: nearness. A tensor sigma may be learned: one number, or one a head."""
     if not isinstance(sigma, Tensor) and not sigma > 0:
@@ -388,12 +393,14 @@ def metric(sigma: Number = 1.0) -> Score:
 
 
 @named
+@checked
 def mahalanobis(m: Tensor) -> Score:
     """-(q - k)' M (q - k) / 2 with a symmetric matrix `m`, or one a head; only the symmetric part of m counts."""
     return Metric(m=m)
 
 
 @named
+@checked
 def additive(w_q: Tensor, w_k: Tensor, u: Tensor, bias: Tensor | None = None) -> Score:
     """u·tanh(W_q q + W_k k + bias), Bahdanau's form.
 
@@ -403,6 +410,7 @@ def additive(w_q: Tensor, w_k: Tensor, u: Tensor, bias: Tensor | None = None) ->
     return Additive(w_q=w_q, w_k=w_k, u=u, bias=bias)
 
 
+@checked
 def custom(function: TileFunction) -> Score:
     """Any function of whole tiles: (queries (..., m, d), keys (..., n, d)) -> scores (..., m, n).
 
@@ -432,6 +440,7 @@ class RelativeValues:
 
 
 @named
+@checked
 def shaw_values(table: Tensor) -> RelativeValues:
     """Shaw's relative values, given as `value=`: o_i = sum_j a_ij (v_j + table[clip(j - p)]).
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec.feature import FeatureMap, Rows, as_features
 from regard.spec.fit import one_each
@@ -82,6 +83,7 @@ class _Sink:
 
 
 @named
+@checked
 def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
     """1 / (1 + exp(-(s + bias))), each pair for itself. A bias near -log(n) starts rows at a sum near 1."""
     if not isinstance(bias, Tensor) and bias == 0.0:
@@ -95,6 +97,7 @@ def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
 
 
 @named
+@checked
 def relu(scale: float | Tensor | None = None) -> Weigh:
     """max(s, 0) · scale, each pair for itself; `scale=None` is 1/n_k, the number of keys.
 
@@ -137,6 +140,7 @@ def sparsemax() -> Weigh:
 
 
 @named
+@checked
 def entmax(alpha: float | Tensor = 1.5) -> Weigh:
     """Weights between softmax (alpha = 1) and sparsemax (alpha = 2): the larger alpha, the more of them are 0.
 
@@ -177,6 +181,7 @@ def _learned_entmax(alpha: Tensor) -> Weigh:
 
 
 @named
+@checked
 def top(k: int) -> Weigh:
     """Softmax over the k largest scores of each row; the others weigh nothing. What ties with the k-th is kept."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
@@ -194,6 +199,7 @@ def argmax() -> Weigh:
 
 
 @named
+@checked
 def gumbel(temperature: float = 1.0, *, seed: int = 0, hard: bool = True) -> Weigh:
     """One key drawn for each query, with the probabilities of softmax: the largest score after noise.
 
@@ -227,6 +233,7 @@ def kernel(features: FeatureMap | Rows | None = None) -> Weigh:
 
 
 @named
+@checked
 def sinkhorn(iterations: int = 5) -> Weigh:
     """Rows and columns of exp(s) normalised in turn: the more iterations, the more equal what each key receives.
 
