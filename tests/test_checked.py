@@ -41,7 +41,7 @@ NAN = float("nan")
         ({"count": True}, r"count must be a whole number; got True"),
         ({"count": 2**70}, r"count must be a whole number; got 1180591620717411303424"),
         ({"scale": NAN}, r"scale must be a finite number or None; got nan"),
-        ({"scale": 10**400}, r"scale must be a finite number or None; got 1000"),
+        ({"scale": 2**63}, r"scale must be a finite number or None; got 9223372036854775808"),
         ({"scale": "x"}, r"scale must be a finite number or None; got 'x'"),
         ({"causal": 1}, r"causal must be True or False; got 1"),
         ({"side": "up"}, r"side must be one of 'left', 'right'; got 'up'"),

@@ -64,6 +64,21 @@ def check_fields(value: Any) -> None:
         _require({name: check}, name, getattr(value, name))
 
 
+def takes(function: Any, name: str, *arguments: str) -> Any:
+    """The function, which can be called with this many arguments."""
+    text = f"a function ({', '.join(arguments)})"
+    if not callable(function):
+        raise SpecError(f"{name} must be {text}; got {describe(function)}.")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as problem:
+        raise SpecError(f"{name} must be {text}; got one that does not take these arguments: {problem}.") from None
+    except ValueError:  # a function in C without a signature; a class without one is no function
+        if isinstance(function, type):
+            raise SpecError(f"{name} must be {text}; got the class {function.__name__}.") from None
+    return function
+
+
 def _require(checks: Mapping[str, Check], name: str | None, value: Any) -> None:
     check = checks.get(name or "")
     if check is not None and not check[0](value):
@@ -159,11 +174,7 @@ def _is_whole(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return True
-    is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    try:
-        return is_real and math.isfinite(value)
-    except OverflowError:  # an int beyond the largest float
-        return False
+    return _is_whole(value) or (isinstance(value, (float, np.floating)) and math.isfinite(value))
 
 
 def _is_tensor(value: Any) -> bool:

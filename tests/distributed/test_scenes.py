@@ -58,7 +58,7 @@ REFUSED = {
     "dtype": "rank 0: dtype torch.float32, rank 1: dtype torch.float64",
     "method": "rank 0: method ring, rank 1: method gather",
     "lengths": "23 rows of q over 2 ranks must lie as [11, 12], contiguous; got [12, 11]",
-    "all are refused": "SpecError: dropout must be at least 0 and less than 1; got 1.5.",
+    "all are refused": "SpecError: dropout must be a number at least 0 and less than 1; got 1.5.",
     "entmax": 'got entmax of 1.5, whose tau needs the whole row. Use method="ulysses" or method="gather"',
     "sinkhorn": 'Use method="ulysses", where a rank has all tokens of some heads',
     "heads of ulysses": "2 ranks must divide 3 heads; they do not",
@@ -77,7 +77,7 @@ def test_ranks_that_do_not_agree_or_cannot_answer_say_so_on_every_rank(name):
 def test_a_rank_that_refuses_is_named_by_the_others():
     first, second = played("refusals", 2)
     assert "RankError: every rank must ask the same; got rank 1 refused: dropout must be" in first["one is refused"]
-    assert second["one is refused"] == "SpecError: dropout must be at least 0 and less than 1; got 1.5."
+    assert second["one is refused"] == "SpecError: dropout must be a number at least 0 and less than 1; got 1.5."
 
 
 def test_when_a_rank_is_killed_in_a_call_the_others_end_with_an_error():

@@ -347,15 +347,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "dropout of one": (
         lambda: read(*zeros((5, 8), (5, 8), (5, 8)), dropout=1.0),
-        r"dropout must be at least 0 and less than 1; got 1\.0\.",
+        r"dropout must be a number at least 0 and less than 1; got 1\.0\.",
     ),
     "negative dropout": (
         lambda: read(*zeros((5, 8), (5, 8), (5, 8)), dropout=-0.1),
-        r"dropout must be at least 0 and less than 1; got -0\.1\.",
+        r"dropout must be a number at least 0 and less than 1; got -0\.1\.",
     ),
     "dropout that is no number": (
         lambda: read(*zeros((5, 8), (5, 8), (5, 8)), dropout=float("nan")),
-        r"dropout must be at least 0 and less than 1; got nan\.",
+        r"dropout must be a number at least 0 and less than 1; got nan\.",
     ),
     "a value that is no function": (
         lambda: read(*zeros((5, 8), (5, 8), (5, 8)), value=3),

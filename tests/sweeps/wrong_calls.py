@@ -49,7 +49,9 @@ def suspicious(call: ValidCall, wrong: WrongCall) -> bool:
     if wrong.label not in SUSPICIOUS or wrong.label in call.accepts.get(wrong.argument, "").split("|"):
         return False
     annotation = str(bound(call)[2][wrong.argument].annotation)
-    return not ("str" in annotation and wrong.label in ("x", "list of strings"))
+    is_text = "str" in annotation and wrong.label in ("x", "list of strings")
+    is_negative = ("float" in annotation or wrong.argument == "seed") and wrong.label in ("-1", "-2.5")
+    return not is_text and not is_negative
 
 
 README_MODULES = ("mask", "score", "weigh", "measure")  # README.md lists every function of these

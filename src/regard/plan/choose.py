@@ -6,6 +6,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Protocol
 
+from regard.checks import describe
 from regard.errors import EngineError
 from regard.plan.blocks import Tiles, blocks_without_data
 from regard.plan.report import Estimate, estimate, report
@@ -67,6 +68,8 @@ def choose(spec: Spec, engines: Sequence[Candidate], name: str | None = None) ->
 
     An engine that would keep every pair in memory runs only when asked for.
     """
+    if name is not None and not isinstance(name, str):  # anything else may not be hashable
+        raise EngineError(f"engine must be one of {', '.join(e.name for e in engines)}; got {describe(name)}.")
     chosen, objections = _chosen(spec, tuple(engines), name)
     return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory(spec), objections, chosen.variant)
 

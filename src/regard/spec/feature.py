@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.checked import checked
-from regard.errors import SpecError
+from regard.checked import checked, takes
+from regard.checks import describe
+from regard.errors import BudgetError, SpecError
 from regard.spec.named import named, unnamed
 from regard.spec.precision import fine
 from regard.spec.score import Prepared, Score
@@ -117,7 +118,13 @@ class Given(FeatureMap):
     formula: ClassVar[str] = "φ(x) as given"
 
     def of_keys(self, x: Tensor) -> Tensor:
-        return self.function(x)
+        features = self.function(x)
+        if not isinstance(features, Tensor) or features.shape[:-1] != x.shape[:-1]:
+            raise SpecError(
+                f"features must keep all dimensions of the rows but the last, {tuple(x.shape[:-1])}; got "
+                f"{describe(features)}."
+            )
+        return features
 
 
 @named
@@ -186,7 +193,7 @@ def as_features(value: Any) -> FeatureMap:
     if isinstance(value, FeatureMap):
         return value
     if callable(value):
-        return Given(value)
+        return Given(takes(value, "features", "rows"))
     raise SpecError(
         f"features must be one of regard.feature's or a function of rows, never negative; got {type(value).__name__}."
     )

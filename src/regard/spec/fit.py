@@ -1,6 +1,7 @@
 """Checks that a captured tensor fits the lengths of a call; small values, so that masks and rules can be pickled."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -54,6 +55,13 @@ class StandsInside:
                 f"documents(ids) must know the document of every query; got {lengths[2]} queries that begin before "
                 "the first key. Give ids of queries and keys: documents(ids_q, ids_k)."
             )
+
+
+def one_or_each(value: Any, name: str) -> None:
+    """A parameter that may be a tensor is one float, or one a head."""
+    if isinstance(value, Tensor) and (value.dim() > 1 or not value.is_floating_point()):
+        got = f"{value.dtype} of shape {tuple(value.shape)}"
+        raise SpecError(f"{name} must be one number, or one a head, in floats; got {got}.")
 
 
 def one_each(what: str, values: Tensor, axis: int, of: str) -> OneEach:

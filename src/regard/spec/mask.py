@@ -14,6 +14,7 @@ j <= p and p - 3 < j and j < p + 3
 ···███
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +25,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.errors import SpecError, TraceError
+from regard import checks
+from regard.checked import MAX_SIZE, checked
+from regard.checks import describe
+from regard.errors import BudgetError, SpecError, TraceError
 from regard.spec.array import as_tensor
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.fit import Broadcasts, StandsInside, one_each
@@ -39,6 +43,7 @@ MaskLike = "Mask | Tensor | NDArray[np.bool_] | Callable[..., Any]"
 Numbers = Sequence[int] | Tensor
 MAX_KEPT_TABLE = 2**24  # entries of a drawn table that is kept: at 262,144 positions blocks of 64 have as many
 MAX_TABLE = 2**27  # entries of a table of tokens or blocks, a byte each
+MAX_DENSE = 2**32  # entries of a mask that is written out
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +75,7 @@ class Mask(Formula):
         """The condition in LaTeX."""
         return latex(self.term, self.names)
 
+    @checked
     def density(
         self, n_q: int, n_k: int | None = None, *, batch: int = 1, heads: int = 1, start: Start | None = None
     ) -> float:
@@ -81,6 +87,7 @@ class Mask(Formula):
         lengths, start = _lengths(n_q, n_k, batch, heads, start)
         return density(self.term, self.resolved(lengths, start), lengths, start)
 
+    @checked
     def regions(
         self,
         n_q: int,
@@ -97,13 +104,19 @@ class Mask(Formula):
         {'empty': 28, 'partial': 8, 'full': 28}
         """
         lengths, start = _lengths(n_q, n_k, batch, heads, start)
+        _at_least(1, size=size)
         return cover(self.term, self.resolved(lengths, start), lengths, start, (size, size))
 
+    @checked
     def dense(
         self, n_q: int, n_k: int | None = None, *, batch: int = 1, heads: int = 1, start: Start | None = None
     ) -> Tensor:
         """All of it as a boolean tensor (batch, heads, n_q, n_k): for looking at small ones."""
         lengths, start = _lengths(n_q, n_k, batch, heads, start)
+        if math.prod(lengths) > MAX_DENSE:
+            raise BudgetError(
+                f"a mask as a tensor must have at most {MAX_DENSE:,} entries; got {lengths}. Use density or regions."
+            )
         positions = Positions(
             *(range(n) for n in lengths),
             start=start,
@@ -114,9 +127,12 @@ class Mask(Formula):
         seen = Evaluation(self.resolved(lengths, start), positions).condition(self.term)
         return seen.expand(positions.shape).contiguous()
 
+    @checked
     def picture(self, n_q: int, n_k: int | None = None, *, start: Start | None = None, most: int = 64) -> str:
         """A drawing in text: █ seen, · hidden; beyond `most` positions a character is a tile, ▒ a mixed one."""
         n_k = n_q if n_k is None else n_k
+        _at_least(0, n_q=n_q, n_k=n_k)
+        _at_least(1, most=most)
         if max(n_q, n_k) <= most:
             rows = self.dense(n_q, n_k, start=start)[0, 0].tolist()
             return "\n".join("".join("█" if seen else "·" for seen in row) for row in rows)
@@ -165,6 +181,11 @@ def _joined(op: str, *masks: Any) -> Mask:
 
 def _lengths(n_q: int, n_k: int | None, batch: int, heads: int, start: Start | None) -> tuple[Lengths, Start]:
     n_k = n_q if n_k is None else n_k
+    _at_least(0, n_q=n_q, n_k=n_k, batch=batch, heads=heads)
+    if isinstance(start, Tensor):
+        start = checks.tensor(start, "start", dims=(0, 1), dtype="integers").reshape(-1)
+        if len(start) not in (1, batch):
+            raise SpecError(f"start must be one whole number, or one for each of {batch} batch elements; got {len(start)}.")
     return (batch, heads, n_q, n_k), n_k - n_q if start is None else start
 
 
@@ -231,6 +252,7 @@ named(causal)()  # this one mask learns its name once
 
 
 @named
+@checked
 def window(before: int, after: int | None = None) -> Mask:
     """Near neighbours: p - before < j < p + after; `after=None` means the same as before.
 
@@ -243,6 +265,7 @@ def window(before: int, after: int | None = None) -> Mask:
 
 
 @named
+@checked
 def dilated(width: int, step: int) -> Mask:
     """A window with gaps: every `step`-th key, fewer than `width` steps away. `dilated(w, 1)` is `window(w)`."""
     _at_least(1, width=width, step=step)
@@ -250,6 +273,7 @@ def dilated(width: int, step: int) -> Mask:
 
 
 @named
+@checked
 def blocks(size: int, look_back: int = 0) -> Mask:
     """Chunked local attention: the query's own block of keys and `look_back` blocks before it."""
     _at_least(1, size=size)
@@ -260,6 +284,7 @@ def blocks(size: int, look_back: int = 0) -> Mask:
 
 
 @named
+@checked
 def strided(stride: int) -> Mask:
     """Sparse Transformer, strided: the last `stride` keys and the query, and every `stride`-th key before."""
     _at_least(1, stride=stride)
@@ -267,6 +292,7 @@ def strided(stride: int) -> Mask:
 
 
 @named
+@checked
 def fixed(stride: int, summary: int = 1) -> Mask:
     """Sparse Transformer, fixed: the query's own block so far, and the last `summary` keys of every block before."""
     _at_least(1, stride=stride, summary=summary)
@@ -319,6 +345,7 @@ def documents(ids: Numbers, ids_k: Numbers | None = None) -> Mask:
 def prefix(n: int | Numbers) -> Mask:
     """The first n keys, for everyone; `causal() | prefix(n)` is a prefix language model. n may be a list by batch."""
     if isinstance(n, int):
+        _at_least(0, n=n)
         return _mask(lambda j: j < n, "j")
     lengths = _whole(n, "prefix lengths")
     checks = (one_each("prefix lengths", lengths, 0, "batch"),)
@@ -345,10 +372,11 @@ def tokens(indices: Numbers) -> Mask:
 
 
 @named
+@checked
 def random_blocks(size: int, count: int, seed: int = 0) -> Mask:
     """Each block of `size` queries sees `count` blocks of keys, drawn without replacement from `seed`."""
     _at_least(1, size=size)
-    _at_least(0, count=count)
+    _at_least(0, count=count, seed=seed)
     drawn = torch.zeros(1, 1, dtype=torch.bool)
     later = (drawn, FromLengths(_Draw(size, count, seed)))
     return _mask(lambda i, j: drawn[i // size, j // size], "i", "j", names=("drawn",), later=later)
@@ -385,17 +413,20 @@ def _drawn(rows: int, columns: int, count: int, seed: int) -> NDArray[np.bool_]:
 
 
 @named
+@checked
 def longformer(width: int, global_tokens: Numbers = ()) -> Mask:
     """Longformer: keys at most width // 2 away, and global tokens that see and are seen by all."""
+    _at_least(0, width=width)
     near = window(width // 2 + 1)
     return near | tokens(global_tokens) if len(global_tokens) else near
 
 
 @named
+@checked
 def bigbird(size: int = 64, *, near: int = 3, ends: int = 1, random: int = 3, seed: int = 0) -> Mask:
     """BigBird: `near` blocks around the query's, the first and last `ends` blocks for all, `random` drawn blocks."""
     _at_least(1, size=size, near=near)
-    _at_least(0, ends=ends, random=random)
+    _at_least(0, ends=ends, random=random, seed=seed)
 
     def local(p: Any, j: Any) -> Any:
         return abs(p // size - j // size) <= near // 2
@@ -412,8 +443,8 @@ def bigbird(size: int = 64, *, near: int = 3, ends: int = 1, random: int = 3, se
 
 def _at_least(least: int, **numbers: int) -> None:
     for name, number in numbers.items():
-        if not isinstance(number, int) or number < least:
-            raise SpecError(f"{name} must be a whole number of at least {least}; got {number!r}.")
+        if not isinstance(number, int) or not least <= number < MAX_SIZE:
+            raise SpecError(f"{name} must be a whole number of at least {least}; got {describe(number)}.")
 
 
 def _whole(values: Numbers, what: str) -> Tensor:

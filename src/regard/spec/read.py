@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.checks import probability, whole_number
 from regard.errors import SpecError
 from regard.spec.array import as_tensor, over_pairs
 from regard.spec.feature import Kernel
@@ -26,6 +27,7 @@ from regard.spec.text import text
 from regard.spec.weigh import Weigh, as_weigh
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+MAX_POSITION = 2**53  # positions are exact in float64 up to here
 LIGHT = 2**20  # bytes of captured tensors that may be kept alive for a call like the last one
 
 
@@ -52,6 +54,7 @@ def read(
     q, k, v = _one_dtype(q, k, v)
     q4, k4, v4, leading = _four_dimensional(q, k, v)
     score, mask = _aligned(score, q, leading), _aligned(mask, q, leading)
+    dropout = probability(dropout, "dropout", below_one=True)
     ask = _asked_again if _is_light(score, mask, weigh, start) else _asked
     n_q, n_k = (q4.shape[2], k4.shape[2]) if whole is None else whole
     lengths, widths = (*q4.shape[:2], n_q, n_k), (q4.shape[-1], k4.shape[-1], v4.shape[-1])
@@ -124,7 +127,7 @@ def _asked(
         rule=rule_term,
         mask=mask_term,
         normaliser=weigh.normaliser if parameter is None else weigh.normaliser.given(parameter),
-        dropout=_dropout(dropout),
+        dropout=dropout,
         start=begin if isinstance(begin, int) else None,
         tensors=tuple((tuple(t.shape), t.dtype) for t in formula.tensors if isinstance(t, Tensor)),
         formula=_formula(score.formula(), rule_term, mask_term, formula.names, weigh.formula),
@@ -259,7 +262,7 @@ def _start(start: Any, lengths: Lengths, device: torch.device) -> Start:
     if start is None:
         return n_k - n_q
     if isinstance(start, (int, np.integer)):
-        return int(start)
+        return whole_number(start, "start", at_least=-MAX_POSITION, at_most=MAX_POSITION)
     each = as_tensor(start, "start")
     if each.is_floating_point() or each.dim() > 1 or each.numel() not in (1, batch):
         raise SpecError(
@@ -272,13 +275,7 @@ def _start(start: Any, lengths: Lengths, device: torch.device) -> Start:
 def _seed(seed: int | None, dropout: float) -> int:
     if seed is None:
         return int(torch.randint(2**62, ())) if dropout else 0
-    return seed
-
-
-def _dropout(dropout: float) -> float:
-    if not 0.0 <= float(dropout) < 1.0:
-        raise SpecError(f"dropout must be at least 0 and less than 1; got {dropout}.")
-    return float(dropout)
+    return whole_number(seed, "seed", at_least=-(2**63), at_most=2**63 - 1)
 
 
 def _scale(score: Score, width: int) -> float:

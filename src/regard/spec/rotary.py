@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from regard.checked import checked
+from regard.checks import describe
 from regard.errors import SpecError
+from regard.spec.array import as_tensor
 
 
 @checked
@@ -27,21 +29,33 @@ def rotary(
     """
     if layout not in ("half", "interleaved"):
         raise SpecError(f"layout must be 'half' or 'interleaved'; got {layout!r}.")
+    for name, x in (("q", q), ("k", k)):
+        if x.dim() < 2 or not x.is_floating_point():
+            raise SpecError(f"{name} must be (..., length, width) in floats; got {describe(x)}.")
+    if not base > 0.0:
+        raise SpecError(f"base must be above 0; got {base}.")
     n_q, n_k = q.shape[-2], k.shape[-2]
     if positions is None:
         positions = (torch.arange(n_k - n_q, n_k, device=q.device), torch.arange(n_k, device=k.device))
-    at_q, at_k = positions if isinstance(positions, (tuple, list)) else (positions, positions)
-    return _turned(q, torch.as_tensor(at_q), layout, base, width), _turned(
-        k, torch.as_tensor(at_k), layout, base, width
-    )
+    is_pair = isinstance(positions, (tuple, list)) and len(positions) == 2 and not isinstance(positions[0], int)
+    at_q, at_k = (_places(at, x) for at, x in zip(positions if is_pair else (positions, positions), (q, k), strict=True))
+    return _turned(q, at_q, layout, base, width), _turned(k, at_k, layout, base, width)
+
+
+def _places(at: Any, x: Tensor) -> Tensor:
+    places = as_tensor(at, "positions")
+    fits = places.dim() == 1 or (places.dim() == 2 and x.dim() > 2 and len(places) in (1, x.shape[0]))
+    if not fits or places.dtype == torch.bool or places.is_complex() or places.shape[-1] != x.shape[-2]:
+        raise SpecError(
+            f"positions must be (n,) or (batch, n), a number for each of {x.shape[-2]} vectors; got {describe(places)}."
+        )
+    return places
 
 
 def _turned(x: Tensor, at: Tensor, layout: str, base: float, width: int | None) -> Tensor:
     width = x.shape[-1] if width is None else width
     if width % 2 or not 0 < width <= x.shape[-1]:
         raise SpecError(f"rotary needs an even width of at most {x.shape[-1]}; got {width}.")
-    if at.shape[-1] != x.shape[-2]:
-        raise SpecError(f"rotary needs a position for each of {x.shape[-2]} vectors; got {at.shape[-1]}.")
     # float64 angles: at position 100,000 a float32 angle is already off by 0.004
     speed = base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=x.device) / width)
     angle = at.to(x.device, torch.float64).unsqueeze(-1) * speed

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from regard.checked import checked
+from regard.checks import describe, tensor
 from regard.errors import SpecError
 from regard.spec.array import as_tensor
 from regard.spec.finite import shielded
-from regard.spec.fit import one_each
+from regard.spec.fit import one_each, one_or_each
 from regard.spec.formula import Captured, Formula, FromLengths, FromQueries, check_formula, gather, written
 from regard.spec.mask import broadcast_lookup
 from regard.spec.named import named, unnamed
@@ -102,6 +103,7 @@ def _standard_slopes(lengths: Lengths) -> Tensor:
 @checked
 def softcap(c: float | Tensor) -> Rule:
     """c · tanh(s / c): no score beyond ±c."""
+    one_or_each(c, "c")
     if not isinstance(c, Tensor) and not c > 0:
         raise SpecError(f"softcap must be greater than 0; got {c}.")
     return written_rule(lambda s: c * torch.tanh(s / c), "s", names=("cap",))
@@ -124,6 +126,11 @@ def relative(table: Tensor, *, bidirectional: bool = True, max_distance: int = 1
 
     Near distances have a bucket each, far ones share logarithmically wider buckets. T5 itself uses score.dot().
     """
+    tensor(table, "table", dims=(2,), dtype="floats")
+    buckets = len(table) // 2 if bidirectional else len(table)
+    if buckets < 2 or max_distance <= buckets // 2:
+        least = f"at least {4 if bidirectional else 2} buckets, and max_distance must be above {buckets // 2}"
+        raise SpecError(f"table must have {least}; got {len(table)} buckets and max_distance={max_distance}.")
     checks = (one_each("a relative table", table, 1, "heads"),)
 
     def biased(s: Any, h: Any, p: Any, j: Any) -> Any:
@@ -180,6 +187,6 @@ class _AlongQueries:
 
 
 def reach_of(table: Tensor) -> int:
-    if table.dim() != 2 or table.shape[0] % 2 == 0:
-        raise SpecError(f"a relative table must be (2 reach + 1, width); got shape {tuple(table.shape)}.")
+    if table.dim() != 2 or table.shape[0] % 2 == 0 or not table.is_floating_point():
+        raise SpecError(f"a relative table must be (2 reach + 1, width) in floats; got {describe(table)}.")
     return table.shape[0] // 2

@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from regard.checked import checked
+from regard.checked import checked, takes
+from regard.checks import describe, tensor
 from regard.errors import SpecError
 from regard.spec.finite import shielded
+from regard.spec.fit import one_or_each
 from regard.spec.formula import Formula
 from regard.spec.named import named, unnamed
 from regard.spec.precision import fine, fine_as
@@ -293,10 +295,11 @@ class Custom(Score):
         with _Watching(*corners) as seen:
             corner = self.function(*corners)
         wanted = (*q.shape[:-2], min(2, q.shape[-2]), min(3, k.shape[-2]))
-        if tuple(corner.shape) != wanted:
+        if not isinstance(corner, Tensor) or tuple(corner.shape) != wanted:
+            got = tuple(corner.shape) if isinstance(corner, Tensor) else describe(corner)
             raise SpecError(
                 "a custom score must turn queries (..., m, d) and keys (..., n, d) into (..., m, n); where "
-                f"{wanted} was due it gave {tuple(corner.shape)}."
+                f"{wanted} was due it gave {got}."
             )
         self._check_one_head(*corners, corner.detach())
         function, sources = self.function, tuple(seen.sources)
@@ -366,6 +369,7 @@ def dot() -> Score:
 @checked
 def scaled_dot(scale: Number | None = None) -> Score:
     """q·k times `scale`; None means 1/√d. A tensor scale may be learned: one number, or one a head."""
+    one_or_each(scale, "scale")
     return ScaledDot(scale=scale)
 
 
@@ -373,6 +377,7 @@ def scaled_dot(scale: Number | None = None) -> Score:
 @checked
 def multiplicative(w: Tensor) -> Score:
     """q·W·k, Luong's general form; `w` is (width of q, width of k), or one such matrix a head."""
+    tensor(w, "w", dims=(2, 3), dtype="floats")
     return Multiplicative(w=w)
 
 
@@ -380,6 +385,7 @@ def multiplicative(w: Tensor) -> Score:
 @checked
 def cosine(scale: Number = 1.0) -> Score:
     """The cosine of the angle between q and k, times `scale`. A zero vector has cosine 0 with everything."""
+    one_or_each(scale, "scale")
     return Cosine(scale=scale)
 
 
@@ -387,6 +393,7 @@ def cosine(scale: Number = 1.0) -> Score:
 @checked
 def metric(sigma: Number = 1.0) -> Score:
     """-|q - k|² / 2σ²: nearness. A tensor sigma may be learned: one number, or one a head."""
+    one_or_each(sigma, "sigma")
     if not isinstance(sigma, Tensor) and not sigma > 0:
         raise SpecError(f"sigma must be greater than 0; got {sigma}.")
     return Metric(sigma=sigma)
@@ -396,6 +403,7 @@ def metric(sigma: Number = 1.0) -> Score:
 @checked
 def mahalanobis(m: Tensor) -> Score:
     """-(q - k)' M (q - k) / 2 with a symmetric matrix `m`, or one a head; only the symmetric part of m counts."""
+    tensor(m, "m", dims=(2, 3), dtype="floats")
     return Metric(m=m)
 
 
@@ -407,6 +415,11 @@ def additive(w_q: Tensor, w_k: Tensor, u: Tensor, bias: Tensor | None = None) ->
     w_q is (width of q, hidden), w_k (width of k, hidden), u and bias (hidden,); each may have one more, leading
     dimension for heads.
     """
+    for name, matrix in (("w_q", w_q), ("w_k", w_k)):
+        tensor(matrix, name, dims=(2, 3), dtype="floats")
+    for name, vector in (("u", u), ("bias", bias)):
+        if vector is not None:
+            tensor(vector, name, dims=(1, 2), dtype="floats")
     return Additive(w_q=w_q, w_k=w_k, u=u, bias=bias)
 
 
@@ -417,7 +430,7 @@ def custom(function: TileFunction) -> Score:
     It must treat every query and key alike wherever they stand, since it is called tile by tile. Gradients reach q, k
     and every tensor the function uses.
     """
-    return Custom(function=function)
+    return Custom(function=takes(function, "function", "queries", "keys"))
 
 
 def as_score(value: Any) -> Score:

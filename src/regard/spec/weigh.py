@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec.feature import FeatureMap, Rows, as_features
-from regard.spec.fit import one_each
+from regard.spec.fit import one_each, one_or_each
 from regard.spec.formula import Check, Formula, Start, written
 from regard.spec.named import named, unnamed
 from regard.spec.noise import uniform
@@ -20,8 +20,7 @@ from regard.spec.rule import Rule, written_rule
 from regard.spec.term import constant
 from regard.spec.threshold import Argmax, Entmax, Top
 
-MAX_ITERATIONS = 10_000  # of Sinkhorn: far beyond where the weights still change
-
+MAX_ITERATIONS = 10_000  # of Sinkhorn: far beyond any that changes the weights
 Factor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 
 
@@ -57,15 +56,15 @@ def softmax() -> Weigh:
 
 
 @named
+@checked
 def sink(logit: float | Tensor = 0.0) -> Weigh:
     """Softmax with one more key of score `logit` and value zero, so that a row may sum to less than 1.
 
     exp(s) / (exp(logit) + sum exp(s)); 0 is softmax1. A tensor holds one number, or one a head, and may be learned.
     `lse` stays the one without the sink.
     """
+    one_or_each(logit, "logit")
     level = torch.as_tensor(logit, dtype=None if isinstance(logit, Tensor) else torch.float64)
-    if level.dim() > 1:
-        raise SpecError(f"a sink logit must be one number, or one a head; got shape {tuple(level.shape)}.")
     checks = () if level.numel() == 1 else (one_each("sink logits", level, 0, "heads"),)
     return Weigh(Softmax(), "softmax with a sink", factor=_Sink(level), checks=checks)
 
@@ -86,6 +85,7 @@ class _Sink:
 @checked
 def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
     """1 / (1 + exp(-(s + bias))), each pair for itself. A bias near -log(n) starts rows at a sum near 1."""
+    one_or_each(bias, "bias")
     if not isinstance(bias, Tensor) and bias == 0.0:
         return Weigh(Sigmoid(), "sigmoid")
     if isinstance(bias, Tensor) and bias.dim() == 1:
@@ -103,11 +103,9 @@ def relu(scale: float | Tensor | None = None) -> Weigh:
 
     A tensor holds one number, or one a head, and may be learned.
     """
-    checks: tuple[Check, ...] = ()
-    if isinstance(scale, Tensor):
-        if scale.dim() > 1:
-            raise SpecError(f"a relu scale must be one number, or one a head; got shape {tuple(scale.shape)}.")
-        checks = () if scale.numel() == 1 else (one_each("relu scales", scale, 0, "heads"),)
+    one_or_each(scale, "scale")
+    is_each = isinstance(scale, Tensor) and scale.numel() != 1
+    checks = (one_each("relu scales", scale, 0, "heads"),) if is_each else ()
     return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=_Shared(scale), checks=checks)
 
 
@@ -184,8 +182,8 @@ def _learned_entmax(alpha: Tensor) -> Weigh:
 @checked
 def top(k: int) -> Weigh:
     """Softmax over the k largest scores of each row; the others weigh nothing. What ties with the k-th is kept."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise SpecError(f"top must keep at least 1 key, a whole number; got {k!r}.")
+    if k < 1:
+        raise SpecError(f"top must keep at least 1 key; got {k}.")
     return Weigh(Top(k), f"softmax of the top {k}")
 
 
@@ -241,10 +239,8 @@ def sinkhorn(iterations: int = 5) -> Weigh:
     weights are doubly stochastic. A mask that leaves only the identity is refused, such as a causal one over as many
     queries as keys.
     """
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-        raise SpecError(f"sinkhorn must take at least 1 iteration, a whole number; got {iterations!r}.")
-    if iterations > MAX_ITERATIONS:
-        raise SpecError(f"sinkhorn must take at most {MAX_ITERATIONS} iterations; got {iterations}.")
+    if not 1 <= iterations <= MAX_ITERATIONS:
+        raise SpecError(f"sinkhorn must take from 1 to {MAX_ITERATIONS:,} iterations; got {iterations}.")
     return Weigh(Softmax(), f"sinkhorn of {iterations}", iterations=iterations)
 
 

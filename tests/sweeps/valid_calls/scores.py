@@ -9,12 +9,17 @@ from tests.sweeps.valid_calls.inputs import in_attention, numbers, qkv
 from tests.sweeps.valid_calls.table import ValidCall, given
 
 
-def named(name: str, *positional: Any, use: str | None = "score", **keywords: Any) -> ValidCall:
+NUMBERS = "-2.5|nan|list of -1|list of nan"  # of a tensor that is added to scores any number may be meant
+
+
+def named(
+    name: str, *positional: Any, use: str | None = "score", accepts: dict[str, str] | None = None, **keywords: Any
+) -> ValidCall:
     def arguments() -> Any:
         return given(*positional, **keywords)
 
     return ValidCall(
-        f"regard.score.{name}", lambda: getattr(score, name), arguments, in_attention(use) if use else None
+        f"regard.score.{name}", lambda: getattr(score, name), arguments, in_attention(use) if use else None, accepts or {}
     )
 
 
@@ -28,9 +33,9 @@ CALLS = [
     named("additive", numbers(8, 4), numbers(8, 4), numbers(4), numbers(4)),
     named("custom", lambda q, k: q @ k.mT),
     named("rule", lambda s, b, h, i, j: s - i + j),
-    named("alibi", torch.tensor([0.5, 0.25])),
+    named("alibi", torch.tensor([0.5, 0.25]), accepts={"slopes": NUMBERS}),
     named("softcap", 20.0),
-    named("bias", numbers(6, 6)),
+    named("bias", numbers(6, 6), accepts={"values": NUMBERS}),
     named("relative", numbers(32, 2)),
     named("shaw_keys", numbers(7, 8)),
     named("shaw_values", numbers(7, 8), use="value"),
