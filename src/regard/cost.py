@@ -17,6 +17,7 @@ from dataclasses import astuple, dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
+from regard.checked import checked
 from regard.errors import SpecError
 
 
@@ -109,6 +110,7 @@ def additive_scores(
     return 3 * _seen(n_q, n_k, heads, batch, pairs) * hidden
 
 
+@checked
 def projections(
     n_q: int,
     n_k: int,
@@ -130,6 +132,7 @@ def projections(
     return Flops(projections=2 * batch * width * products)
 
 
+@checked
 def feed_forward(
     length: int, width: int, feed_forward: int | None = None, *, gated: bool = False, batch: int = 1
 ) -> Flops:
@@ -140,6 +143,7 @@ def feed_forward(
     return Flops(feed_forward=(6 if gated else 4) * batch * length * width * feed_forward)
 
 
+@checked
 def vocabulary(length: int, width: int, entries: int, *, one_hot_input: bool = False, batch: int = 1) -> Flops:
     """The output head, 2nDV. Embedding is a look-up and free; `one_hot_input=True` counts it as a product,
     as published tables do that print 12nDV for training."""
@@ -151,6 +155,7 @@ def vocabulary(length: int, width: int, entries: int, *, one_hot_input: bool = F
 _feed_forward = feed_forward  # `layer` has an argument of that name
 
 
+@checked
 def layer(
     length: int,
     width: int,
@@ -179,6 +184,7 @@ def layer(
     )
 
 
+@checked
 def crossing(forward: Flops, length: int) -> Fraction:
     """The length at which attention costs as much as the rest, from the cost at any one length.
 
@@ -194,12 +200,14 @@ def crossing(forward: Flops, length: int) -> Fraction:
 
 
 # ---- training ----------------------------------------------------------------------------------------------
+@checked
 def backward(forward: Flops, *, recompute: bool = False) -> Flops:
     """Twice the forward: a product for the gradient of each factor. `recompute=True` computes the scores once
     more, as engines in linear memory do: attention costs 10n²D instead of 8n²D."""
     return 2 * forward + Flops(scores=forward.scores if recompute else 0)
 
 
+@checked
 def training(forward: Flops, *, recompute: bool = False) -> Flops:
     """Forward and backward: attention 12n²D, projections 24nD², feed-forward 12nDF or 18nDF, head 6nDV."""
     return forward + backward(forward, recompute=recompute)
@@ -232,6 +240,7 @@ def stored_weights(
     return layers * bytes_per_number * _seen(n_q, n_k, heads, batch, None)
 
 
+@checked
 def activations(
     length: int, width: int, heads: int, *, layers: int = 1, batch: int = 1, recompute: bool = False
 ) -> int:
@@ -273,12 +282,14 @@ def block_parameters(width: int, feed_forward: int | None = None) -> int:
     return 4 * width**2 + 4 * width + 2 * width * hidden + hidden + width + 4 * width
 
 
+@checked
 def gpt2_parameters(*, layers: int = 12, width: int = 768, vocabulary: int = 50257, length: int = 1024) -> int:
     """Token table (also the output head), positions, blocks, last norm: 124,439,808 for GPT-2 small."""
     _check(0, layers=layers, vocabulary=vocabulary, length=length)
     return (vocabulary + length) * width + layers * block_parameters(width) + 2 * width
 
 
+@checked
 def vit_parameters(
     *, layers: int = 12, width: int = 768, image: int = 224, patch: int = 16, classes: int = 1000
 ) -> int:

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from regard.checked import checked
 from regard.engine.parts import Part, Wanted
-from regard.errors import SpecError
+from regard.errors import BudgetError, SpecError
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.mask import Mask, as_mask
 from regard.spec.spec import Inputs, Spec
 
 Shaped = Callable[[Tensor], Any]
 
+MAX_NUMBERS = 2**31  # that a measure keeps: 32 GB
 CELL = 4  # keys: smaller cells are nearly as many as pairs
 
 
@@ -219,6 +220,11 @@ class _Top(Measure):
     count: int
 
     def begin(self, spec: Spec, inputs: Inputs) -> Running:
+        rows = spec.batch * spec.heads * spec.n_q
+        if rows * self.count > MAX_NUMBERS:
+            raise BudgetError(
+                f"top must keep at most {MAX_NUMBERS:,} weights in all; got {rows:,} rows times {self.count:,}."
+            )
         return _RunningTop(spec, inputs, self.count)
 
 

@@ -7,11 +7,13 @@ and pairs of different sequences are hidden; whatever an engine can do, it can d
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard.attention import IN_ORDER, answer
 from regard.eager import runs_eagerly
+from regard.checks import describe
 from regard.errors import SpecError
 from regard.plan.choose import choose
 from regard.spec.array import as_tensor
@@ -54,8 +56,10 @@ def attention_packed(
     True
     """
     lengths_k = lengths_q if lengths_k is None else lengths_k
-    sequences = _Sequences(_lengths(lengths_q, "lengths_q"), _lengths(lengths_k, "lengths_k"), start)
-    sequences.check(tuple(q.shape), tuple(k.shape))
+    counts_q, counts_k = _lengths(lengths_q, "lengths_q"), _lengths(lengths_k, "lengths_k")
+    _check_rows(q, counts_q, "q")
+    _check_rows(k, counts_k, "k")
+    sequences = _Sequences(counts_q, counts_k, start)
     heads = q.shape[0] if q.ndim == 3 else 1
     chosen, weighing = as_score(score), as_weigh(weigh)
     if chosen.rule is not None:
@@ -88,10 +92,11 @@ class _Sequences:
         if len(lengths_q) != len(lengths_k):
             raise SpecError(f"lengths_q and lengths_k must be equally many; got {len(lengths_q)} and {len(lengths_k)}.")
         self.lengths_q, self.lengths_k = lengths_q.long(), lengths_k.long()
-        begin = self.lengths_k - self.lengths_q if start is None else torch.as_tensor(start)
-        if begin.dim() > 1 or begin.numel() not in (1, len(lengths_q)):
-            count, got = len(lengths_q), tuple(begin.shape)
-            raise SpecError(f"start must be one number, or one for each of {count} sequences; got shape {got}.")
+        begin = self.lengths_k - self.lengths_q if start is None else as_tensor(start, "start")
+        is_whole = not (begin.is_floating_point() or begin.is_complex() or begin.dtype == torch.bool)
+        if begin.dim() > 1 or begin.numel() not in (1, len(lengths_q)) or not is_whole:
+            count, got = len(lengths_q), describe(begin)
+            raise SpecError(f"start must be one whole number, or one for each of {count} sequences; got {got}.")
         self.start = begin.expand(len(lengths_q)).long()
         self.of_q, self.i = _numbered(self.lengths_q)
         self.of_k, self.j = _numbered(self.lengths_k)
@@ -107,15 +112,6 @@ class _Sequences:
                 ("n_k", lambda i: self.lengths_k[self.of_q][i], "i", "own_n_k"),
             )
         }
-
-    def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
-        if len(q_shape) not in (2, 3):
-            raise SpecError(f"packed q must be (total, width) or (heads, total, width); got shape {q_shape}.")
-        for shape, lengths, name in ((q_shape, self.lengths_q, "q"), (k_shape, self.lengths_k, "k")):
-            total = int(lengths.sum())
-            if shape[-2] != total:
-                turned = f" If it is (total, heads, width), use {name}.transpose(0, 1)." if total == shape[0] else ""
-                raise SpecError(f"the lengths of {name} must add up to its {shape[-2]} rows; got {total}.{turned}")
 
     def keys_seen(self) -> Tensor:
         """The number of keys in each query's sequence, to broadcast over (batch, heads, n_q)."""
@@ -162,11 +158,22 @@ class _Sequences:
         return whole.transpose(1, 2).index_put((self.of_q, self.i), packed[0].transpose(0, 1)).transpose(1, 2)
 
 
+def _check_rows(x: Any, lengths: Tensor, name: str) -> None:
+    if not isinstance(x, (Tensor, np.ndarray)) or x.ndim not in (2, 3):
+        raise SpecError(f"packed {name} must be (total, width) or (heads, total, width); got {describe(x)}.")
+    shape, total = tuple(x.shape), sum(lengths.tolist())
+    if shape[-2] != total:
+        turned = f" If it is (total, heads, width), use {name}.transpose(0, 1)." if total == shape[0] else ""
+        raise SpecError(f"the lengths of {name} must add up to its {shape[-2]} rows; got {total}.{turned}")
+
+
 def _lengths(values: Any, name: str) -> Tensor:
     lengths = as_tensor(values, name)
     lengths = lengths.long() if lengths.numel() == 0 else lengths
     if lengths.dim() != 1 or lengths.is_floating_point() or bool((lengths < 0).any()):
         raise SpecError(f"{name} must be a list of whole numbers, none negative; got {lengths.tolist()}.")
+    if lengths.dtype == torch.bool or lengths.is_complex():
+        raise SpecError(f"{name} must be a list of whole numbers; got {lengths.dtype}.")
     return lengths
 
 

@@ -2,8 +2,10 @@
 
 import inspect
 from collections.abc import Iterable, Iterator
+from contextlib import chdir
 from dataclasses import dataclass
 from importlib import import_module
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.sweeps.valid_calls.table import Enough, ValidCall
@@ -69,7 +71,8 @@ def bound(call: ValidCall) -> tuple[Any, dict[str, Any], dict[str, inspect.Param
 def wrong_calls(calls: Iterable[ValidCall]) -> Iterator[WrongCall]:
     """Every wrong call of the table, in a fixed order."""
     for call in calls:
-        _, slots, _ = bound(call)
+        with TemporaryDirectory() as folder, chdir(folder):  # arguments may be files
+            _, slots, _ = bound(call)
         for argument, valid in slots.items():
             if argument not in call.skip:
                 yield from (WrongCall(call.name, argument, label) for label, _ in wrong_values(valid))

@@ -14,6 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.sweeps.calls import WrongCall
+    from tests.sweeps.valid_calls.table import ValidCall
 
 ROOT = Path(__file__).parents[2]
 MEMORY_BYTES = 3 * 2**30  # beyond the memory that the process has when it is ready
@@ -122,31 +127,33 @@ def main() -> None:
             print(json.dumps(_timed(calls[one.call], one)), file=answers, flush=True)
 
 
-def _timed(call: "object", wrong: "object") -> tuple[str, str, float]:
+def _timed(call: "ValidCall", wrong: "WrongCall") -> tuple[str, str, float]:
     from tests.sweeps.calls import run
 
     begin = time.process_time()
     try:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
-            run(call, wrong)  # type: ignore[arg-type]
+            run(call, wrong)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0.0)
         kind, error = "accepted", ""
     except TooSlow as stop:
         kind, error = "slow", _described(stop)
     except (Exception, KeyboardInterrupt, SystemExit) as problem:
-        kind, error = _kind(problem), _described(problem)
+        kind, error = _kind(problem, wrong.call), _described(problem)
     seconds = time.process_time() - begin
     return "slow" if seconds > CPU_S else kind, error, round(seconds, 3)
 
 
-def _kind(problem: BaseException) -> str:
+def _kind(problem: BaseException, call: str) -> str:
     from regard.errors import RegardError
 
     if isinstance(problem, RegardError):
         return "refused"
     if isinstance(problem, TypeError) and problem.__traceback__ is not None and _raised_by_binding(problem):
+        return "refused"
+    if isinstance(problem, IndexError) and call.endswith("__getitem__"):  # Python's own protocol of indexing
         return "refused"
     if isinstance(problem, MemoryError) or any(part in str(problem) for part in NO_MEMORY):
         return "memory"

@@ -6,12 +6,13 @@ Counts for each function and every internal error, for the part of the table who
 """
 
 import argparse
+import inspect
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.sweeps.calls import PACKAGES, WrongCall, bound, table, wrong_calls
+from tests.sweeps.calls import PACKAGES, WrongCall, table, wrong_calls
 from tests.sweeps.valid_calls.table import ValidCall
 from tests.sweeps.worker import Outcome, outcomes
 from tests.sweeps.wrong_values import SUSPICIOUS
@@ -48,10 +49,14 @@ def suspicious(call: ValidCall, wrong: WrongCall) -> bool:
     """Whether an accepted value is one that nobody means, and that nobody has reviewed for this argument."""
     if wrong.label not in SUSPICIOUS or wrong.label in call.accepts.get(wrong.argument, "").split("|"):
         return False
-    annotation = str(bound(call)[2][wrong.argument].annotation)
+    parameters = inspect.signature(call.function()).parameters
+    many = next((p.name for p in parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)), "")
+    annotation = str(parameters[wrong.argument if wrong.argument in parameters else many].annotation)
     is_text = "str" in annotation and wrong.label in ("x", "list of strings")
-    is_negative = ("float" in annotation or wrong.argument == "seed") and wrong.label in ("-1", "-2.5")
-    return not is_text and not is_negative
+    is_number = "float" in annotation and wrong.label in ("-1", "-2.5")
+    # seeds may be negative; so may a position, of a query before the first key, and an index, from the end
+    is_place = wrong.argument in ("seed", "start", "index") and wrong.label in ("-1", "list of -1")
+    return not (is_text or is_number or is_place)
 
 
 README_MODULES = ("mask", "score", "weigh", "measure")  # README.md lists every function of these

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import attend, attention
-from regard.checked import checked
+from regard.checked import checked, takes
 from regard.errors import SpecError
 from regard.measure import pool
 from regard.plan.report import in_bytes, in_seconds
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROWS = 2**22  # weights at a time
+OPTIONS = tuple(inspect.signature(attention).parameters)[3:]
+MAX_ROUNDS = 1000
 CELLS = 96  # a side, of the maps that are kept for a picture
 
 
@@ -91,11 +94,13 @@ def compare(q: Tensor, k: Tensor, v: Tensor, a: Any, b: Any, *, rounds: int = 5)
     >>> found.a.name, found.weight_error > 0.1
     ('all', True)
     """
-    if rounds < 1:
-        raise SpecError(f"compare must take at least 1 round; got {rounds}.")
+    if not 1 <= rounds <= MAX_ROUNDS:
+        raise SpecError(f"compare must take from 1 to {MAX_ROUNDS:,} rounds; got {rounds}.")
     with torch.no_grad():
         (name_a, run_a, open_a), (name_b, run_b, open_b) = (_side(x, letter) for x, letter in ((a, "a"), (b, "b")))
         output_a, output_b = (_output(run(q, k, v)) for run in (run_a, run_b))
+        if output_a.numel() == 0:
+            raise SpecError(f"both must give an output that is not empty; got shape {tuple(output_a.shape)}.")
         if output_a.shape != output_b.shape:
             raise SpecError(
                 f"both must answer in the same shape; got {tuple(output_a.shape)} of {name_a} and "
@@ -126,8 +131,11 @@ def _side(given: Any, letter: str) -> tuple[str, Run, Run]:
         name = getattr(given, "__name__", letter)
     if isinstance(given, Mapping):
         options = dict(given)
+        if unknown := [name for name in options if name not in OPTIONS]:
+            raise SpecError(f"options of {letter} must be among {', '.join(OPTIONS)}; got {unknown[0]!r}.")
         return name, lambda q, k, v: attention(q, k, v, **options), lambda q, k, v: attend(q, k, v, **options)
     if callable(given):
+        takes(given, letter, "q", "k", "v")
         return name, given, given
     raise SpecError(
         f"{letter} must be a mapping of options, such as dict(mask=mask.causal()), or a function of q, k, v; got "

@@ -25,9 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard import checks
 from regard.checked import MAX_SIZE, checked
-from regard.checks import describe
+from regard.checks import choice, describe, whole_number
+from regard.checks import tensor as checked_tensor
 from regard.errors import BudgetError, SpecError, TraceError
 from regard.spec.array import as_tensor
 from regard.spec.evaluate import Evaluation, Positions
@@ -43,6 +43,7 @@ MaskLike = "Mask | Tensor | NDArray[np.bool_] | Callable[..., Any]"
 Numbers = Sequence[int] | Tensor
 MAX_KEPT_TABLE = 2**24  # entries of a drawn table that is kept: at 262,144 positions blocks of 64 have as many
 MAX_TABLE = 2**27  # entries of a table of tokens or blocks, a byte each
+MAX_LENGTH = 2**28  # positions of which tiles are counted
 MAX_DENSE = 2**32  # entries of a mask that is written out
 
 
@@ -181,9 +182,12 @@ def _joined(op: str, *masks: Any) -> Mask:
 
 def _lengths(n_q: int, n_k: int | None, batch: int, heads: int, start: Start | None) -> tuple[Lengths, Start]:
     n_k = n_q if n_k is None else n_k
-    _at_least(0, n_q=n_q, n_k=n_k, batch=batch, heads=heads)
+    for name, length in (("n_q", n_q), ("n_k", n_k)):
+        whole_number(length, name, at_least=0, at_most=MAX_LENGTH)
+    for name, count in (("batch", batch), ("heads", heads)):
+        whole_number(count, name, at_least=0, at_most=MAX_LENGTH)
     if isinstance(start, Tensor):
-        start = checks.tensor(start, "start", dims=(0, 1), dtype="integers").reshape(-1)
+        start = checked_tensor(start, "start", dims=(0, 1), dtype="integers").reshape(-1)
         if len(start) not in (1, batch):
             raise SpecError(f"start must be one whole number, or one for each of {batch} batch elements; got {len(start)}.")
     return (batch, heads, n_q, n_k), n_k - n_q if start is None else start
@@ -303,8 +307,7 @@ def fixed(stride: int, summary: int = 1) -> Mask:
 @named
 def padding(lengths: Numbers, side: str = "right") -> Mask:
     """Real keys only: the first `lengths[b]` of each sequence, or the last ones if the padding is on the left."""
-    if side not in ("left", "right"):
-        raise SpecError(f"padding side must be 'left' or 'right'; got {side!r}.")
+    choice(side, "padding side", ("left", "right"))
     lengths = _whole(lengths, "padding lengths")
     checks = (one_each("padding lengths", lengths, 0, "batch"),)
     options = {"names": ("lengths",), "checks": checks}
@@ -418,7 +421,8 @@ def longformer(width: int, global_tokens: Numbers = ()) -> Mask:
     """Longformer: keys at most width // 2 away, and global tokens that see and are seen by all."""
     _at_least(0, width=width)
     near = window(width // 2 + 1)
-    return near | tokens(global_tokens) if len(global_tokens) else near
+    chosen = _whole(global_tokens, "global tokens")
+    return near | tokens(chosen) if chosen.numel() else near
 
 
 @named

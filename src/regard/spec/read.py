@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.checked import takes
 from regard.checks import probability, whole_number
 from regard.errors import SpecError
 from regard.spec.array import as_tensor, over_pairs
@@ -317,8 +318,7 @@ def _valued(value: Any, v: Tensor, v4: Tensor, leading: tuple[int, ...]) -> tupl
 
 
 def _transformed(value: Callable[[Tensor], Tensor], v: Tensor, v4: Tensor, leading: tuple[int, ...]) -> Tensor:
-    if not callable(value):
-        raise SpecError(f"value must be a function of the values; got {type(value).__name__}.")
+    takes(value, "value", "v")
     if v.device.type == "meta":
         return v4  # planning from shapes: the function is not called
     (moved,) = shielded(lambda x: (value(x),), v)
