@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard import checks
-from regard.errors import SpecError
+from regard.errors import BudgetError, SpecError
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,13 @@ from regard.errors import SpecError
             lambda: checks.whole_number(9, "row", at_least=0, at_most=3),
             "row must be a whole number from 0 to 3; got 9.",
         ),
+        (lambda: checks.size(2**31, "width"), "width must be a whole number from 1 to 2147483647; got 2147483648."),
+        (lambda: checks.seed(-1), "seed must be a whole number from 0 to 9223372036854775807; got -1."),
+        (lambda: checks.flag(1, "bias"), "bias must be True or False; got 1."),
+        (lambda: checks.flag("x", "bias"), "bias must be True or False; got 'x'."),
+        (lambda: checks.text(b"x", "title"), "title must be a string; got bytes."),
+        (lambda: checks.device("x"), "device must be a device of torch, such as 'cpu' or 'cuda:0'; got 'x'."),
+        (lambda: checks.device(0), "device must be a device of torch, such as 'cpu' or 'cuda:0'; got 0."),
         (lambda: checks.finite_number(math.nan, "eps"), "eps must be a finite number; got nan."),
         (lambda: checks.finite_number(10**400, "eps"), "eps must be a finite number; got 1000"),
         (lambda: checks.finite_number(0, "factor", above=0), "factor must be a finite number above 0; got 0."),
@@ -51,7 +58,15 @@ def test_a_wrong_value_is_named_with_the_rule_it_breaks(call: Callable[[], Any],
         call()
 
 
+def test_a_parameter_that_no_machine_can_hold_is_refused_with_its_bytes() -> None:
+    checks.parameter("weight", 2**20, 2**20)
+    with pytest.raises(BudgetError, match=r"weight of shape \(1000000000, 4000000000\) would need 1.6e\+19 bytes"):
+        checks.parameter("weight", 10**9, 4 * 10**9)
+
+
 def test_right_values_come_back_as_their_types() -> None:
+    assert checks.flag(np.True_, "bias") is True
+    assert checks.device("cpu") == checks.device(torch.device("cpu")) == torch.device("cpu")
     assert checks.whole_number(np.int64(3), "n") == 3 and type(checks.whole_number(np.int64(3), "n")) is int
     assert type(checks.finite_number(2, "x")) is float
     assert checks.finite_number(0.5, "x", above=0, at_most=1) == 0.5

@@ -12,11 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import SpecError
+from regard.errors import BudgetError, SpecError
 
 T = TypeVar("T")
 WHOLE_NUMBERS = (int, np.integer, torch.SymInt)
 NUMBERS = (*WHOLE_NUMBERS, float, np.floating, torch.SymFloat)
+MAX_SIZE = 2**31 - 1  # of one dimension
+MAX_SEED = 2**63 - 1
+MAX_PARAMETER_BYTES = 2**42  # of one parameter; the largest published ones have 2**35
 DTYPES = {"floats": "floating point numbers", "integers": "whole numbers", "booleans": "booleans"}
 
 
@@ -32,6 +35,48 @@ def positive_int(value: Any, name: str) -> int:
     return whole_number(value, name, at_least=1)
 
 
+def size(value: Any, name: str) -> int:
+    """The value as the size of a dimension: a whole number from 1 to 2**31 - 1."""
+    return whole_number(value, name, at_least=1, at_most=MAX_SIZE)
+
+
+def seed(value: Any, name: str = "seed") -> int:
+    """The value as the seed of a generator: a whole number from 0 to 2**63 - 1."""
+    return whole_number(value, name, at_least=0, at_most=MAX_SEED)
+
+
+def parameter(name: str, *shape: int) -> None:
+    """Refuses a parameter of this shape before its memory is allocated, if no machine could hold it."""
+    bytes_needed = 4 * math.prod(shape)
+    if bytes_needed > MAX_PARAMETER_BYTES:
+        raise BudgetError(
+            f"{name} of shape {shape} would need {bytes_needed:.3g} bytes; the limit for one parameter is "
+            f"{MAX_PARAMETER_BYTES:.3g}. Use smaller sizes."
+        )
+
+
+def flag(value: Any, name: str) -> bool:
+    """The value, which is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise SpecError(f"{name} must be True or False; got {describe(value)}.")
+    return bool(value)
+
+
+def text(value: Any, name: str) -> str:
+    """The value, which is a string."""
+    return instance(value, name, str, "a string")
+
+
+def device(value: Any, name: str = "device") -> torch.device:
+    """The value as a device of torch; a string names one."""
+    if isinstance(value, str):
+        try:
+            return torch.device(value)
+        except RuntimeError:
+            pass
+    return instance(value, name, torch.device, "a device of torch, such as 'cpu' or 'cuda:0'")
+
+
 def finite_number(
     value: Any, name: str, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None
 ) -> float:
@@ -43,7 +88,7 @@ def finite_number(
         return value  # type: ignore[return-value]  # its value is not known while a graph is traced
     if not _is_finite(value) or (above is not None and value <= above):
         raise SpecError(f"{name} must be a finite number{limits}; got {describe(value)}.")
-    _check_range(value, name, "a number", at_least, at_most)
+    _check_range(value, name, "a number", at_least, at_most, above)
     return float(value)
 
 
@@ -63,8 +108,8 @@ def choice(value: Any, name: str, options: Collection[T]) -> T:
     raise SpecError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
 
 
-def instance(value: Any, name: str, kind: type[T], expected: str) -> T:
-    """The value, which is an instance of the class; `expected` completes "must be"."""
+def instance(value: Any, name: str, kind: type[T] | tuple[type[T], ...], expected: str) -> T:
+    """The value, which is an instance of the class, or of one of several; `expected` completes "must be"."""
     if not isinstance(value, kind):
         raise SpecError(f"{name} must be {expected}; got {describe(value)}.")
     return value
@@ -124,11 +169,13 @@ def _range(at_least: float | None, at_most: float | None, above: float | None = 
     )
 
 
-def _check_range(value: Any, name: str, kind: str, at_least: float | None, at_most: float | None) -> None:
+def _check_range(
+    value: Any, name: str, kind: str, at_least: float | None, at_most: float | None, above: float | None = None
+) -> None:
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return
     if (at_least is not None and value < at_least) or (at_most is not None and value > at_most):
-        raise SpecError(f"{name} must be {kind}{_range(at_least, at_most)}; got {describe(value)}.")
+        raise SpecError(f"{name} must be {kind}{_range(at_least, at_most, above)}; got {describe(value)}.")
 
 
 def _is_finite(value: Any) -> bool:

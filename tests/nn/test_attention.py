@@ -158,7 +158,7 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], message: str
 
 
 def test_a_sequence_without_a_batch_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"x must be \(batch, n, width\); got shape \(5, 32\)"):
+    with pytest.raises(SpecError, match=r"x must have shape \(batch, n, 32\); got \(5, 32\)"):
         MultiHeadAttention(32, 4)(torch.randn(5, 32))
 
 

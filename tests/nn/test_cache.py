@@ -209,8 +209,8 @@ def test_gradients_and_caches_do_not_go_together() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"longest": 0}, "longest must be at least 1; got 0"),
-        ({"window": 0}, "window must be at least 1; got 0"),
+        ({"longest": 0}, "longest must be a whole number from 1 to 2147483647; got 0"),
+        ({"window": 0}, "window must be a whole number from 1 to 2147483647; got 0"),
         ({"longest": 4, "window": 4}, "one size: longest or window; got 4 and 4"),
     ],
 )

@@ -142,9 +142,9 @@ def test_beams_that_stop_are_compared_by_their_score(power: float) -> None:
     "options, message",
     [
         ({"temperature": 0.0}, "temperature must be a number above 0; got 0.0. For 0 use greedy"),
-        ({"temperature": torch.inf}, "temperature must be a number above 0; got inf"),
-        ({"top_k": 0}, "top_k must be at least 1; got 0"),
-        ({"top_p": 1.5}, "top_p must lie above 0 and at most at 1; got 1.5"),
+        ({"temperature": torch.inf}, "temperature must be a finite number above 0; got inf"),
+        ({"top_k": 0}, "top_k must be a whole number of at least 1; got 0"),
+        ({"top_p": 1.5}, "top_p must be a number above 0 and at most 1; got 1.5"),
     ],
 )
 def test_choices_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:
@@ -158,9 +158,9 @@ def test_wrong_prompts_are_refused() -> None:
         generate(model, torch.zeros(1, 0, dtype=torch.long), most=3)
     with pytest.raises(SpecError, match=r"a number from 1 to 2 for each of 1; got \[3\]"):
         generate(model, torch.ones(1, 2, dtype=torch.long), most=3, lengths=torch.tensor([3]))
-    with pytest.raises(SpecError, match="width must be at least 1; got 0"):
+    with pytest.raises(SpecError, match="width must be a whole number from 1 to 65536; got 0"):
         beam(model, torch.ones(1, 2, dtype=torch.long), most=3, width=0)
-    with pytest.raises(SpecError, match=r"length_power must be at least 0; got -0\.5"):
+    with pytest.raises(SpecError, match=r"length_power must be a number from 0 to 10\.0; got -0\.5"):
         beam(model, torch.ones(1, 2, dtype=torch.long), most=3, width=2, length_power=-0.5)
 
 

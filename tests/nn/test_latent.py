@@ -67,9 +67,9 @@ def test_latent_attention_is_that_of_deepseek() -> None:
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SpecError, match=r"heads must divide width, or give head_width; got width=32, heads=5"):
         LatentAttention(32, 5, latent=8, turning=4)
-    with pytest.raises(SpecError, match=r"got width=32, heads=0"):
+    with pytest.raises(SpecError, match="heads must be a whole number from 1 to 2147483647; got 0"):
         LatentAttention(32, 0, latent=8, turning=4)
-    with pytest.raises(SpecError, match=r"x must be \(batch, n, width\); got shape \(5, 32\)"):
+    with pytest.raises(SpecError, match=r"x must have shape \(batch, n, 32\); got \(5, 32\)"):
         LatentAttention(32, 4, latent=8, turning=4)(torch.randn(5, 32))
 
 

@@ -161,7 +161,7 @@ def test_learned_positions_end() -> None:
     [
         (lambda: Sinusoidal(5), "an even width; got 5"),
         (lambda: Rotary(5), "an even width; got 5"),
-        (lambda: Rotary(4, layout="other"), "layout must be 'half' or 'interleaved'; got 'other'"),
+        (lambda: Rotary(4, layout="other"), "layout must be one of 'half', 'interleaved'; got 'other'"),
     ],
 )
 def test_widths_and_layouts_that_cannot_be_are_refused(make: Any, message: str) -> None:

@@ -1,19 +1,21 @@
 """Attention as a layer: projections around `regard.attention`, with the parameters of `torch.nn.MultiheadAttention`."""
 
 from collections.abc import Callable
-from inspect import isfunction
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from regard import checks
 from regard.attention import attend, attention
 from regard.errors import SpecError
+from regard.nn import inputs
 from regard.nn.cache import LayerCache
 from regard.nn.position import Position
 from regard.result import Attended
-from regard.spec.mask import as_mask, causal
+from regard.spec.mask import Mask, as_mask, causal
+from regard.spec.named import Named
 from regard.spec.score import scaled_dot
 
 
@@ -53,19 +55,20 @@ class MultiHeadAttention(nn.Module):
         weigh: Any = None,
     ) -> None:
         super().__init__()
-        key_heads = heads if key_heads is None else key_heads
-        if heads < 1 or key_heads < 1 or heads % key_heads:
+        self.head_width = head_width_of(width, heads, head_width)
+        key_heads = heads if key_heads is None else checks.size(key_heads, "key_heads")
+        if heads % key_heads:
             raise SpecError(f"key_heads must divide heads; got heads={heads}, key_heads={key_heads}.")
-        if head_width is None and width % heads:
-            raise SpecError(f"heads must divide width, or give head_width; got width={width}, heads={heads}.")
         self.heads, self.key_heads = heads, key_heads
-        self.head_width = width // heads if head_width is None else head_width
-        self.dropout = dropout
+        self.dropout = checks.probability(dropout, "dropout", below_one=True)
+        checks.flag(bias, "bias")
         self.score, self.mask, self.weigh = score, mask, weigh
         self.operator: Callable[..., Tensor] | None = None  # who computes in place of `regard.attention`, as ranks do
         self._split = [heads * self.head_width, key_heads * self.head_width, key_heads * self.head_width]
-        of_keys = width if key_width is None else key_width
-        of_values = of_keys if value_width is None and key_width is not None else value_width or width
+        of_keys = width if key_width is None else checks.size(key_width, "key_width")
+        of_values = of_keys if value_width is None else checks.size(value_width, "value_width")
+        checks.parameter("in_proj_weight", sum(self._split), max(width, of_keys, of_values))
+        self._widths = {"x": width, "keys": of_keys, "values": of_values}
         packed = of_keys == of_values == width
         shapes = dict(zip("qkv", zip(self._split, (width, of_keys, of_values), strict=True), strict=True))
         self.in_proj_weight = nn.Parameter(torch.empty(sum(self._split), width)) if packed else None
@@ -125,10 +128,12 @@ class MultiHeadAttention(nn.Module):
         at: Tensor | None,
         cache: LayerCache | None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        if x.dim() != 3:
-            raise SpecError(f"x must be (batch, n, width); got shape {tuple(x.shape)}.")
         crosses = keys is not None or values is not None
+        self._check(x, keys, values)
+        check_context(x, position, at, cache)
         known = cache.rows() if crosses and cache is not None else ()
+        if crosses and not known:
+            _check_lengths(x, keys, values)
         if known:
             q = self._by_head(self._projected(x, "q"))
             k, v = known
@@ -143,6 +148,13 @@ class MultiHeadAttention(nn.Module):
         if rule is not None:
             score = rule if score is None else _then(score, rule)
         return q, k, v, {"score": score, "mask": self._seen(mask, q), "weigh": made(self.weigh)}
+
+    def _check(self, x: Tensor, keys: Tensor | None, values: Tensor | None) -> None:
+        """Checks shapes and dtypes of what comes in."""
+        parameter = self.out_proj.weight
+        for name, rows in (("x", x), ("keys", keys), ("values", values)):
+            if rows is not None or name == "x":
+                inputs.vectors(rows, name, self._widths[name], parameter)
 
     def _rows(self, x: Tensor, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, heads, n, width)."""
@@ -175,14 +187,54 @@ class MultiHeadAttention(nn.Module):
         return f"heads={self.heads}, key_heads={self.key_heads}, head_width={self.head_width}"
 
 
+def head_width_of(width: int, heads: int, head_width: int | None) -> int:
+    """The width of a head, which is the part of the width that each head has unless another one is set."""
+    checks.size(width, "width")
+    checks.size(heads, "heads")
+    if head_width is not None:
+        return checks.size(head_width, "head_width")
+    if width % heads:
+        raise SpecError(f"heads must divide width, or give head_width; got width={width}, heads={heads}.")
+    return width // heads
+
+
+def check_context(x: Tensor, position: Position | None, at: Tensor | None, cache: LayerCache | None) -> None:
+    """Checks the options of a layer's call."""
+    if position is not None:
+        checks.instance(position, "position", Position, "a position, such as regard.nn.Rotary(64), or None")
+    if cache is not None:
+        checks.instance(cache, "cache", LayerCache, "a LayerCache, such as KeyValueCache()[0], or None")
+    if at is not None:
+        inputs.positions(at, x.shape[0], x.shape[1])
+
+
+def _check_lengths(x: Tensor, keys: Tensor | None, values: Tensor | None) -> None:
+    length = x.shape[1] if keys is None else keys.shape[1]
+    for name, rows in (("keys", keys), ("values", values)):
+        if rows is not None and (rows.shape[0] != x.shape[0] or rows.shape[1] != length):
+            raise SpecError(
+                f"{name} must be (batch, n_k, width) with batch={x.shape[0]} and n_k={length}; got shape "
+                f"{tuple(rows.shape)}."
+            )
+
+
+def check_mask(mask: Any) -> None:
+    """Refuses anything that is not a mask; None allows everything."""
+    if mask is not None:
+        _mask_of(mask)
+
+
 def joined(*masks: Any) -> Any:
     """What all masks allow; None allows everything."""
     result = None
     for mask in masks:
         if mask is not None:
-            first = as_mask(result) if isinstance(result, Tensor) or isfunction(result) else result
-            result = mask if result is None else first & mask
+            result = mask if result is None else _mask_of(result) & mask
     return result
+
+
+def _mask_of(value: Any) -> Any:
+    return value if isinstance(value, (Mask, Named)) else as_mask(value)
 
 
 def made(choice: Any) -> Any:

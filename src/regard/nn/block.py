@@ -12,11 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard import checks
 from regard.errors import SpecError
+from regard.nn import inputs
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.cache import LayerCache
 from regard.nn.feedforward import activation_of, feed, linears
-from regard.nn.norm import norm_of
+from regard.nn.norm import NORMS, norm_of
 from regard.nn.position import Position
 from regard.result import Attended
 
@@ -46,8 +48,19 @@ class Design:
     attention: Callable[["Design"], nn.Module] | None = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise SpecError(f"window must be at least 1, or None to see everything; got {self.window}.")
+        checks.size(self.width, "width")
+        checks.size(self.heads, "heads")
+        for name in ("hidden", "key_heads", "head_width", "window"):
+            if getattr(self, name) is not None:
+                checks.size(getattr(self, name), name)
+        for name in ("norm_first", "bias", "positions"):
+            checks.flag(getattr(self, name), name)
+        activation_of(self.activation)
+        checks.choice(self.norm, "norm", NORMS)
+        checks.finite_number(self.eps, "eps", at_least=0)
+        checks.probability(self.dropout, "dropout", below_one=True)
+        if self.attention is not None:
+            checks.function(self.attention, "attention", "from a Design to a layer")
 
     @property
     def width_of_head(self) -> int:
@@ -65,6 +78,17 @@ class Design:
             bias=self.bias,
             dropout=self.dropout,
         )
+
+
+def other_layer(design: Design) -> nn.Module:
+    """The layer that the design's own function makes."""
+    try:
+        layer = design.attention(design)  # type: ignore[misc]  # only called where there is one
+    except TypeError as problem:
+        raise SpecError(
+            f"attention must be a function from a Design to a layer; calling it failed: {problem}"
+        ) from problem
+    return checks.instance(layer, "the layer that attention makes", nn.Module, "a torch.nn.Module")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +110,10 @@ class Block(nn.Module):
 
     def __init__(self, design: Design, *, cross: bool = False) -> None:
         super().__init__()
-        self.norm_first = design.norm_first
-        self.self_attn = design.attention_layer() if design.attention is None else design.attention(design)
+        checks.instance(design, "design", Design, "a Design")
+        checks.flag(cross, "cross")
+        self.width, self.norm_first = design.width, design.norm_first
+        self.self_attn = design.attention_layer() if design.attention is None else other_layer(design)
         self.multihead_attn = design.attention_layer() if cross else None
         self.activation = activation_of(design.activation)
         self.linear1, self.linear2 = linears(design.width, design.hidden, design.activation, design.bias)
@@ -110,6 +136,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """See `MultiHeadAttention`: `mask`, `position`, `at` and `cache` are for the tokens' look at each other,
         `memory_mask` and `memory_cache` for that at the memory."""
+
+        self._check(x, memory)
 
         def look(y: Tensor) -> Tensor:
             return self.self_attn(y, mask=mask, position=position, at=at, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
@@ -134,6 +162,8 @@ class Block(nn.Module):
     ) -> "Looks":
         """The attention inside this block, kept open; arguments as in a call."""
 
+        self._check(x, memory)
+
         def own(y: Tensor) -> Attended:
             return self.self_attn.attend(y, mask=mask, position=position, at=at)  # type: ignore[no-any-return, operator]  # modules are untyped
 
@@ -143,6 +173,15 @@ class Block(nn.Module):
         after = self._with(x, self.norm1, lambda y: self.self_attn(y, mask=mask, position=position, at=at))
         query = self.norm2(after) if self.norm_first else after
         return Looks(looks, self.multihead_attn.attend(query, memory, mask=memory_mask))
+
+    def _check(self, x: Tensor, memory: Tensor | None) -> None:
+        inputs.vectors(x, "x", self.width, self.linear2.weight)
+        if memory is None and self.multihead_attn is not None:
+            raise SpecError("a block with cross=True attends to a memory; got none. Give memory=.")
+        if memory is not None:
+            if self.multihead_attn is None:
+                raise SpecError("memory is for blocks with cross=True; this block was made with cross=False.")
+            inputs.vectors(memory, "memory", self.width, self.linear2.weight)
 
     def _feed(self, x: Tensor) -> Tensor:
         return feed(x, self.linear1, self.activation, self.linear2, self.dropout.p if self.training else 0.0)

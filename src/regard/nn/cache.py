@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from regard import checks
 from regard.errors import SpecError
+from regard.nn import inputs
 from regard.spec.mask import Mask, padding
 
 LEAST = 64  # tokens a growing cache has room for
+MAX_LAYERS = 100_000
 
 
 @dataclass(eq=False)
@@ -28,12 +31,17 @@ class LayerCache:
     longest: int | None = None
     window: int | None = None
     length: int = 0  # tokens that came in so far, also those that are gone
-    _rows: tuple[Tensor, ...] = ()
-    _begin: int = 0
-    _end: int = 0
+    _rows: tuple[Tensor, ...] = field(default=(), init=False)
+    _begin: int = field(default=0, init=False)
+    _end: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        check_sizes(self.longest, self.window)
+        checks.whole_number(self.length, "length", at_least=0, at_most=checks.MAX_SIZE)
 
     def append(self, *rows: Tensor) -> tuple[Tensor, ...]:
         """These rows behind what is kept; returns all of it, what the new tokens may look at."""
+        check_rows(rows)
         if any(r.requires_grad for r in rows) and torch.is_grad_enabled():
             raise SpecError(
                 "a cache keeps numbers, not how they were made; got rows that require gradients. "
@@ -44,6 +52,8 @@ class LayerCache:
                 f"a cache goes on with the batch it began with, of {begun}; got one of {len(rows[0])}. Make a new "
                 "cache, or reorder this one."
             )
+        if self._rows:
+            check_continues(rows, self._rows)
         n = rows[0].shape[-2]
         self._make_room(n, rows)
         for kept, new in zip(self._rows, rows, strict=True):
@@ -68,6 +78,7 @@ class LayerCache:
         """Forgets all but the first `length` tokens that came in. With a window, it can go back only as far as what the
         next tokens will look at is still there."""
         least = self._earliest()
+        checks.whole_number(length, "length")
         if not least <= length <= self.length:
             raise SpecError(f"a cache can go back to between {least} and {self.length} tokens; got {length}.")
         self._end -= self.length - length
@@ -82,7 +93,9 @@ class LayerCache:
 
     def reorder(self, order: Tensor) -> None:
         """Batch element b becomes what order[b] was: beams that go on."""
-        self._rows = tuple(kept.index_select(0, order) for kept in self._rows)
+        if self._rows:
+            inputs.order(order, len(self._rows[0]))
+            self._rows = tuple(kept.index_select(0, order) for kept in self._rows)
 
     def _make_room(self, n: int, like: tuple[Tensor, ...]) -> None:
         room = self._rows[0].shape[-2] if self._rows else 0
@@ -127,17 +140,16 @@ class KeyValueCache:
     longest: int | None = None
     window: int | None = None
     padding: Tensor | None = None
-    _layers: dict[tuple[int, str], LayerCache] = field(default_factory=dict)
+    _layers: dict[tuple[int, str], LayerCache] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        for name, number in (("longest", self.longest), ("window", self.window)):
-            if number is not None and number < 1:
-                raise SpecError(f"{name} must be at least 1; got {number}.")
-        if self.longest is not None and self.window is not None:
-            raise SpecError(f"a cache has one size: longest or window; got {self.longest} and {self.window}.")
+        check_sizes(self.longest, self.window)
+        if self.padding is not None:
+            checks.tensor(self.padding, "padding", shape=("batch",), dtype="integers")
 
     def __getitem__(self, layer: int) -> LayerCache:
         """The cache of a layer's attention to its own tokens, made when it is first asked for."""
+        checks.whole_number(layer, "layer", at_least=0, at_most=MAX_LAYERS)
         if (layer, "own") not in self._layers:
             self._layers[layer, "own"] = self._made(layer)
         return self._layers[layer, "own"]
@@ -147,6 +159,7 @@ class KeyValueCache:
 
     def memory(self, layer: int) -> LayerCache:
         """The cache of a layer's attention to an encoder's output, which is filled once."""
+        checks.whole_number(layer, "layer", at_least=0, at_most=MAX_LAYERS)
         return self._layers.setdefault((layer, "memory"), LayerCache())
 
     @property
@@ -160,10 +173,12 @@ class KeyValueCache:
 
     def positions(self, n: int, device: torch.device | None = None) -> Tensor:
         """Where the next n tokens stand: (n,), or (batch, n) where prompts differ in length."""
-        return places(self.length, n, self.padding, device)
+        checks.whole_number(n, "n", at_least=0, at_most=checks.MAX_SIZE)
+        return places(self.length, n, self.padding, None if device is None else checks.device(device))
 
     def seen(self, n: int) -> Mask | None:
         """Which of the keys that the next n tokens will be shown are real ones; None: all are."""
+        checks.whole_number(n, "n", at_least=0, at_most=checks.MAX_SIZE)
         if self.padding is None:
             return None
         kept = self[0].kept
@@ -173,6 +188,7 @@ class KeyValueCache:
 
     def check_whole(self, layers: int) -> None:
         """Refuses to go on where layers hold different numbers of tokens: a call broke off between them."""
+        checks.whole_number(layers, "layers", at_least=0, at_most=MAX_LAYERS)
         lengths = [self[place].length for place in range(layers)]
         if min(lengths, default=0) != max(lengths, default=0):
             raise SpecError(
@@ -182,6 +198,7 @@ class KeyValueCache:
 
     def crop(self, length: int) -> None:
         """Forgets all but the first `length` tokens; at 0 also what the memory was."""
+        checks.whole_number(length, "length", at_least=0)
         for layer, kind in list(self._layers):
             if kind == "own":
                 self._layers[layer, kind].crop(length)
@@ -190,10 +207,46 @@ class KeyValueCache:
 
     def reorder(self, order: Tensor) -> None:
         """Batch element b goes on with what order[b] has seen."""
+        checks.tensor(order, "order", shape=("batch",), dtype="integers")
         for layer in self._layers.values():
             layer.reorder(order)
         if self.padding is not None:
             self.padding = self.padding.index_select(0, order)
+
+
+def check_sizes(longest: int | None, window: int | None) -> None:
+    for name, number in (("longest", longest), ("window", window)):
+        if number is not None:
+            checks.size(number, name)
+    if longest is not None and window is not None:
+        raise SpecError(f"a cache has one size: longest or window; got {longest} and {window}.")
+
+
+def check_rows(rows: tuple[Tensor, ...]) -> None:
+    """Refuses anything but tensors (batch, heads, n, width) of one batch size and length."""
+    if not rows:
+        raise SpecError("a cache needs rows to append; got none. Give keys and values, (batch, heads, n, width) each.")
+    for row in rows:
+        checks.tensor(row, "rows", shape=("batch", "heads", "n", "width"))
+        if (row.shape[0], row.shape[2]) != (rows[0].shape[0], rows[0].shape[2]):
+            raise SpecError(
+                "rows of one call must have the same batch size and length; got shapes "
+                f"{', '.join(str(tuple(each.shape)) for each in rows)}."
+            )
+
+
+def check_continues(rows: tuple[Tensor, ...], earlier: tuple[Tensor, ...]) -> None:
+    """Refuses rows of another number, head count, width or dtype than those in the cache."""
+    if len(rows) != len(earlier):
+        raise SpecError(f"this cache holds {len(earlier)} kinds of rows a token; got {len(rows)}.")
+    for row, old in zip(rows, earlier, strict=True):
+        if row.shape[1] != old.shape[1] or row.shape[3] != old.shape[3]:
+            raise SpecError(
+                f"rows must have shape (batch, {old.shape[1]}, n, {old.shape[3]}) as those in the cache; got "
+                f"{tuple(row.shape)}."
+            )
+        if row.dtype != old.dtype:
+            raise SpecError(f"rows must have the dtype of those in the cache, {old.dtype}; got {row.dtype}.")
 
 
 def places(first: int, n: int, padding: Tensor | None = None, device: torch.device | None = None) -> Tensor:

@@ -2,8 +2,13 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from regard import checks
+from regard.errors import SpecError
+from regard.nn import inputs
 
 
 class TokenEmbedding(nn.Embedding):
@@ -19,14 +24,26 @@ class TokenEmbedding(nn.Embedding):
     """
 
     def __init__(self, vocabulary: int, width: int, *, scaled: bool = False) -> None:
+        checks.parameter("weight", checks.size(vocabulary, "vocabulary"), checks.size(width, "width"))
+        checks.flag(scaled, "scaled")
         super().__init__(vocabulary, width)
         self.factor = math.sqrt(width) if scaled else 1.0
         nn.init.normal_(self.weight, std=1.0 / math.sqrt(width) if scaled else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = super().forward(tokens)
+        inputs.tokens(tokens)
+        x = super().forward(tokens) if torch.compiler.is_compiling() else self._vectors(tokens)
         return x if self.factor == 1.0 else x * self.factor
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores (..., vocabulary) of vectors (..., width)."""
-        return linear(x, self.weight)
+        return linear(inputs.any_vectors(x, "x", self.embedding_dim, self.weight), self.weight)
+
+    def _vectors(self, tokens: Tensor) -> Tensor:
+        try:
+            return super().forward(tokens)
+        except IndexError:
+            least, most = int(tokens.min()), int(tokens.max())
+            raise SpecError(
+                f"tokens must be from 0 to {self.num_embeddings - 1}, the vocabulary; got {least} to {most}."
+            ) from None

@@ -13,7 +13,8 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import SpecError
+from regard import checks
+from regard.nn.inputs import any_vectors
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -39,9 +40,7 @@ GATED: dict[str, Activation] = {
 
 def activation_of(name: str) -> Activation:
     known = ACTIVATIONS | GATED
-    if name not in known:
-        raise SpecError(f"activation must be one of {', '.join(known)}; got {name!r}.")
-    return known[name]
+    return known[checks.choice(name, "activation", known)]
 
 
 def hidden_width(width: int, activation: str) -> int:
@@ -56,7 +55,10 @@ def feed(x: Tensor, up: nn.Module, activation: Activation, down: nn.Module, drop
 
 def linears(width: int, hidden: int | None, activation: str, bias: bool) -> tuple[nn.Linear, nn.Linear]:
     """The matrix up and the matrix down."""
-    hidden = hidden_width(width, activation) if hidden is None else hidden
+    checks.size(width, "width")
+    hidden = hidden_width(width, activation) if hidden is None else checks.size(hidden, "hidden")
+    checks.flag(bias, "bias")
+    checks.parameter("linear1.weight", 2 * hidden if activation in GATED else hidden, width)
     return (
         nn.Linear(width, 2 * hidden if activation in GATED else hidden, bias=bias),
         nn.Linear(hidden, width, bias=bias),
@@ -83,7 +85,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = activation_of(activation)
         self.linear1, self.linear2 = linears(width, hidden, activation, bias)
-        self.dropout = dropout
+        self.dropout = checks.probability(dropout, "dropout", below_one=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        any_vectors(x, "x", self.linear1.in_features, self.linear1.weight)
         return feed(x, self.linear1, self.activation, self.linear2, self.dropout if self.training else 0.0)

@@ -5,7 +5,6 @@ those in the cache. `stream` hands out tokens as they come, `generate` all of th
 likeliest whole text.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,10 +12,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from regard import checks
 from regard.errors import SpecError
+from regard.nn import inputs
 from regard.nn.cache import KeyValueCache
 
 Choice = Callable[[Tensor], Tensor]
+MAX_TOKENS = 2**24  # of one generation
+MAX_WIDTH = 2**16  # of a beam search
+MAX_LENGTH_POWER = 10.0  # MAX_TOKENS to this power is a float
 
 
 class Writer(Protocol):
@@ -28,6 +32,7 @@ class Writer(Protocol):
 
 def greedy(logits: Tensor) -> Tensor:
     """The likeliest token, the first of equals."""
+    check_logits(logits)
     return logits.argmax(-1)
 
 
@@ -49,12 +54,15 @@ class Sample:
     _source: torch.Generator | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
+        if isinstance(self.temperature, checks.NUMBERS) and self.temperature == 0:
             raise SpecError(f"temperature must be a number above 0; got {self.temperature}. For 0 use greedy.")
-        if self.top_k is not None and self.top_k < 1:
-            raise SpecError(f"top_k must be at least 1; got {self.top_k}.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise SpecError(f"top_p must lie above 0 and at most at 1; got {self.top_p}.")
+        self.temperature = checks.finite_number(self.temperature, "temperature", above=0)
+        if self.top_k is not None:
+            checks.positive_int(self.top_k, "top_k")
+        if self.top_p is not None:
+            checks.finite_number(self.top_p, "top_p", above=0, at_most=1)
+        if self.seed is not None:
+            checks.seed(self.seed)
 
     def __call__(self, logits: Tensor) -> Tensor:
         if self._source is None and self.seed is not None:
@@ -64,7 +72,8 @@ class Sample:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """How likely each token is to be drawn, (batch, vocabulary)."""
-        logits = logits.double()
+        logits = check_logits(logits).double()
+        check_largest(logits)
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             best = logits.topk(self.top_k, dim=-1).indices
@@ -94,11 +103,18 @@ def stream(
     decides what is kept (None: everything); it may hold what came before these tokens. An element that has stopped
     gives `stop` again.
     """
-    tokens, cache = _begun(tokens, most, lengths, cache)
+    checks.function(choose, "choose", "from logits (batch, vocabulary) to tokens (batch,)")
+    tokens, cache = _begun(writer, tokens, most, stop, lengths, cache)
+    return _tokens(writer, tokens, most, choose, stop, cache)
+
+
+def _tokens(
+    writer: Writer, tokens: Tensor, most: int, choose: Choice, stop: int | None, cache: KeyValueCache
+) -> Iterator[Tensor]:
     stopped = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     for _ in range(most):
         with torch.no_grad():
-            chosen = choose(writer.following(tokens, cache))
+            chosen = _chosen(choose, _logits(writer, tokens, cache))
         if stop is not None:
             chosen = torch.where(stopped, stop, chosen)
             stopped |= chosen == stop
@@ -119,8 +135,8 @@ def generate(
     cache: KeyValueCache | None = None,
 ) -> Tensor:
     """The tokens (batch, at most `most`) that follow, all at once; see `stream`."""
-    found = list(stream(writer, tokens, most=most, choose=choose, stop=stop, lengths=lengths, cache=cache))
-    return torch.stack(found, dim=1) if found else tokens[:, :0]
+    parts = list(stream(writer, tokens, most=most, choose=choose, stop=stop, lengths=lengths, cache=cache))
+    return torch.stack(parts, dim=1) if parts else tokens[:, :0]
 
 
 @dataclass(frozen=True)
@@ -150,18 +166,15 @@ def beam(
 
     A `length_power` above 0 favours longer ones: 1 compares the mean logarithm a token.
     """
-    if width < 1:
-        raise SpecError(f"width must be at least 1; got {width}.")
-    if most < 1:
-        raise SpecError(f"most must be at least 1; got {most}.")
-    if not length_power >= 0:
-        raise SpecError(f"length_power must be at least 0; got {length_power}.")
-    tokens, cache = _begun(tokens, most, lengths, cache)
+    checks.whole_number(width, "width", at_least=1, at_most=MAX_WIDTH)
+    checks.whole_number(most, "most", at_least=1, at_most=MAX_TOKENS)
+    checks.finite_number(length_power, "length_power", at_least=0, at_most=MAX_LENGTH_POWER)
+    tokens, cache = _begun(writer, tokens, most, stop, lengths, cache)
     batch, device = len(tokens), tokens.device
     search = _Search(batch, width, most, stop, length_power, device)
     for step in range(most):
         with torch.no_grad():
-            scores = writer.following(tokens, cache).float().log_softmax(-1)
+            scores = _logits(writer, tokens, cache).float().log_softmax(-1)
         if step == 0:  # from now on every element is there `width` times
             scores = scores.repeat_interleave(width, 0)
             cache.reorder(torch.arange(batch, device=device).repeat_interleave(width))
@@ -237,16 +250,66 @@ class _Search:
         return Beams(tokens.to(self.alive.device), scores.to(self.alive.device))
 
 
+def check_logits(logits: Tensor) -> Tensor:
+    """Logits, which are (batch, vocabulary) or (vocabulary,)."""
+    checks.tensor(logits, "logits", dims=(1, 2), dtype="floats")
+    if logits.shape[-1] == 0:
+        raise SpecError(f"logits must be of at least one token; got shape {tuple(logits.shape)}.")
+    return logits
+
+
+def check_largest(logits: Tensor) -> None:
+    """Refuses rows without a largest logit: no token could be drawn from them."""
+    if torch.compiler.is_compiling() or logits.device.type == "meta":
+        return
+    largest = logits.amax(-1)
+    if not bool(largest.isfinite().all()):
+        worst = largest[~largest.isfinite()].flatten()[0] if largest.dim() else largest
+        raise SpecError(f"the largest logit of each row must be finite; got {float(worst)}.")
+
+
+def _logits(writer: Writer, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+    logits = checks.tensor(writer.following(tokens, cache), "the result of following", dtype="floats")
+    if logits.dim() != 2 or logits.shape[0] != len(tokens):
+        raise SpecError(
+            f"the result of following must be ({len(tokens)}, vocabulary); got shape {tuple(logits.shape)}."
+        )
+    return check_logits(logits)
+
+
+def _chosen(choose: Choice, logits: Tensor) -> Tensor:
+    try:
+        chosen = choose(logits)
+    except (TypeError, ValueError) as problem:
+        raise SpecError(
+            "choose must be a function from logits (batch, vocabulary) to tokens (batch,); calling it failed: "
+            f"{problem}"
+        ) from problem
+    return checks.tensor(chosen, "the result of choose", shape=(len(logits),), dtype="integers")
+
+
 def _begun(
-    tokens: Tensor, most: int, lengths: Tensor | None, cache: KeyValueCache | None
+    writer: Writer,
+    tokens: Tensor,
+    most: int,
+    stop: int | None,
+    lengths: Tensor | None,
+    cache: KeyValueCache | None,
 ) -> tuple[Tensor, KeyValueCache]:
+    if not callable(getattr(writer, "following", None)):
+        raise SpecError(f"writer must have a method following(tokens, cache); got {checks.describe(writer)}.")
+    inputs.tokens(tokens)
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise SpecError(f"tokens must be (batch, n) with at least one token each; got shape {tuple(tokens.shape)}.")
-    if most < 0:
-        raise SpecError(f"most must be at least 0; got {most}.")
+    checks.whole_number(most, "most", at_least=0, at_most=MAX_TOKENS)
+    if stop is not None:
+        checks.whole_number(stop, "stop", at_least=0, at_most=checks.MAX_SIZE)
+    if cache is not None:
+        checks.instance(cache, "cache", KeyValueCache, "a KeyValueCache or None")
     cache = KeyValueCache() if cache is None else cache
     if lengths is not None:
         n = tokens.shape[1]
+        checks.tensor(lengths, "lengths", dtype="integers")
         if tuple(lengths.shape) != (len(tokens),) or not bool(((lengths > 0) & (lengths <= n)).all()):
             raise SpecError(
                 f"lengths must hold a number from 1 to {n} for each of {len(tokens)}; got {lengths.tolist()}."

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard import checks
 from regard.attention import attend, attention
 from regard.errors import SpecError
-from regard.nn.attention import joined, made
+from regard.nn import inputs
+from regard.nn.attention import check_context, head_width_of, joined, made
 from regard.nn.cache import LayerCache
 from regard.nn.norm import RMSNorm
 from regard.nn.position import Position
@@ -52,19 +54,22 @@ class LatentAttention(nn.Module):
         weigh: Any = None,
     ) -> None:
         super().__init__()
-        if heads < 1 or (head_width is None and width % heads):
-            raise SpecError(f"heads must divide width, or give head_width; got width={width}, heads={heads}.")
-        self.heads, self.latent, self.turning = heads, latent, turning
-        self.head_width = width // heads if head_width is None else head_width
-        self.value_width = self.head_width if value_width is None else value_width
-        self.dropout = dropout
+        self.head_width = head_width_of(width, heads, head_width)
+        self.heads = heads
+        self.latent, self.turning = checks.size(latent, "latent"), checks.size(turning, "turning")
+        self.value_width = self.head_width if value_width is None else checks.size(value_width, "value_width")
+        self.dropout = checks.probability(dropout, "dropout", below_one=True)
         self.mask, self.weigh = mask, weigh
         self.operator: Callable[..., Tensor] | None = None  # as in `MultiHeadAttention`
         whole = heads * (self.head_width + turning)
+        query_width = width if query_latent is None else checks.size(query_latent, "query_latent")
+        checks.parameter("up_query.weight", whole, max(query_width, latent))
+        checks.parameter("down.weight", latent + turning + query_width, width)
+        checks.parameter("up_value", heads * self.value_width, max(width, latent))
         self.down_query: nn.Module = nn.Identity()
         if query_latent is not None:
             self.down_query = nn.Sequential(nn.Linear(width, query_latent, bias=False), RMSNorm(query_latent))
-        self.up_query = nn.Linear(width if query_latent is None else query_latent, whole, bias=False)
+        self.up_query = nn.Linear(query_width, whole, bias=False)
         self.down = nn.Linear(width, latent + turning, bias=False)
         self.norm = RMSNorm(latent)
         self.up_key = nn.Parameter(torch.randn(heads, latent, self.head_width) / math.sqrt(latent))
@@ -82,7 +87,9 @@ class LatentAttention(nn.Module):
         absorbed: bool | None = None,
     ) -> Tensor:
         """See `MultiHeadAttention`. Both forms give the same up to rounding."""
-        still, turned, kept = self._rows(x, position, at)
+        if absorbed is not None:
+            checks.flag(absorbed, "absorbed")
+        still, turned, kept = self._rows(x, position, at, cache)
         if cache is not None:
             (kept,) = cache.append(kept)
         options = {**self._options(mask, x), "dropout": self.dropout if self.training else 0.0}
@@ -114,11 +121,13 @@ class LatentAttention(nn.Module):
         k = torch.cat((c @ self.up_key, r.expand(-1, self.heads, -1, -1)), dim=-1)
         return torch.cat((still, turned), dim=-1), k, c @ self.up_value
 
-    def _rows(self, x: Tensor, position: Position | None, at: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _rows(
+        self, x: Tensor, position: Position | None, at: Tensor | None, cache: LayerCache | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries without and with positions (batch, heads, n, ...), what is kept
         (batch, 1, n, latent + turning)."""
-        if x.dim() != 3:
-            raise SpecError(f"x must be (batch, n, width); got shape {tuple(x.shape)}.")
+        inputs.vectors(x, "x", self.out_proj.out_features, self.out_proj.weight)
+        check_context(x, position, at, cache)
         if position is not None and position.rule() is not None:
             raise SpecError(
                 f"latent attention takes positions that turn or are added; got {type(position).__name__}, a rule on "

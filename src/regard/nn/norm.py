@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
-from regard.errors import SpecError
+from regard import checks
+from regard.nn.inputs import any_vectors
 
 
 class RMSNorm(nn.RMSNorm):
@@ -16,7 +17,11 @@ class RMSNorm(nn.RMSNorm):
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
-        super().__init__(width, eps=eps)
+        checks.parameter("weight", checks.size(width, "width"))
+        super().__init__(width, eps=checks.finite_number(eps, "eps", at_least=0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(any_vectors(x, "x", self.normalized_shape[0], self.weight))
 
 
 NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
@@ -27,6 +32,4 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
 
 def norm_of(kind: str, width: int, eps: float, bias: bool = True) -> nn.Module:
     """Without `bias` a layer norm has none either, as in torch's stacks."""
-    if kind not in NORMS:
-        raise SpecError(f"norm must be one of {', '.join(NORMS)}; got {kind!r}.")
-    return NORMS[kind](width, eps, bias)
+    return NORMS[checks.choice(kind, "norm", NORMS)](width, eps, bias)

@@ -14,9 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard import checks
 from regard.errors import SpecError
+from regard.nn import inputs
 from regard.spec.rotary import rotate
 from regard.spec.rule import alibi, alibi_slopes, relative
+
+MAX_HEADS = 2**16
+MAX_FACTOR = 1e12  # larger ones could overflow on their way into a base
 
 
 class Position(nn.Module):
@@ -44,15 +49,18 @@ class Sinusoidal(Position):
 
     def __init__(self, width: int, *, base: float = 10000.0) -> None:
         super().__init__()
-        if width % 2:
+        if checks.size(width, "width") % 2:
             raise SpecError(f"sinusoidal positions need an even width; got {width}.")
-        self.width, self.base = width, base
+        self.width, self.base = width, base_of(base)
 
     def added(self, x: Tensor, at: Tensor) -> Tensor:
+        inputs.vectors(x, "x", self.width)
+        inputs.positions(at, x.shape[0], x.shape[1])
         return x + self.table(at).to(x)
 
     def table(self, at: Tensor) -> Tensor:
         """The vectors (..., width) of positions, in float64."""
+        checks.tensor(at, "at", dtype="integers")
         angle = at.double().unsqueeze(-1) * speeds(self.width, self.base).to(at.device)
         return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
 
@@ -62,13 +70,20 @@ class Learned(Position):
 
     def __init__(self, longest: int, width: int) -> None:
         super().__init__()
+        checks.parameter("weight", checks.size(longest, "longest"), checks.size(width, "width"))
         self.weight = nn.Parameter(0.02 * torch.randn(longest, width))
 
     def added(self, x: Tensor, at: Tensor) -> Tensor:
-        longest = self.weight.shape[0]
-        if not torch.compiler.is_compiling() and at.numel() and (last := int(at.max())) >= longest:
-            raise SpecError(f"learned positions end at {longest - 1}; got a token at {last}. Give a shorter text.")
-        return x + nn.functional.embedding(at, self.weight)
+        longest, width = self.weight.shape
+        inputs.vectors(x, "x", width)
+        inputs.positions(at, x.shape[0], x.shape[1])
+        if not torch.compiler.is_compiling() and at.numel():
+            first, last = (int(end) for end in at.aminmax())
+            if last >= longest:
+                raise SpecError(f"learned positions end at {longest - 1}; got a token at {last}. Give a shorter text.")
+            if first < 0:
+                raise SpecError(f"learned positions begin at 0; got a token at {first}.")
+        return x + nn.functional.embedding(inputs.tokens(at, "at"), self.weight)
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,11 @@ class LinearScaling:
 
     factor: float
 
+    def __post_init__(self) -> None:
+        factor_of(self.factor)
+
     def speeds(self, speed: Tensor, base: float) -> Tensor:
+        check_speeds(speed, base)
         return speed / self.factor
 
     def size(self) -> float:
@@ -90,7 +109,11 @@ class NTKScaling:
 
     factor: float
 
+    def __post_init__(self) -> None:
+        factor_of(self.factor)
+
     def speeds(self, speed: Tensor, base: float) -> Tensor:
+        check_speeds(speed, base)
         width = 2 * len(speed)
         if width == 2:
             raise SpecError("NTKScaling tells slow features from fast ones; got a width of 2, which has one. Use more.")
@@ -110,7 +133,11 @@ class YarnScaling:
     fast: float = 32.0
     slow: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_bounds(self.factor, self.longest, self.fast, self.slow)
+
     def speeds(self, speed: Tensor, base: float) -> Tensor:
+        check_speeds(speed, base)
         pairs = len(speed)
 
         def turning(times: float) -> float:
@@ -136,7 +163,11 @@ class Llama3Scaling:
     slow: float = 1.0
     fast: float = 4.0
 
+    def __post_init__(self) -> None:
+        check_bounds(self.factor, self.longest, self.fast, self.slow)
+
     def speeds(self, speed: Tensor, base: float) -> Tensor:
+        check_speeds(speed, base)
         turns = self.longest * speed / (2 * math.pi)
         kept = ((turns - self.slow) / (self.fast - self.slow)).clamp(0, 1)
         return speed * kept + speed / self.factor * (1 - kept)
@@ -146,6 +177,7 @@ class Llama3Scaling:
 
 
 Scaling = LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
+SCALINGS = (LinearScaling, NTKScaling, YarnScaling, Llama3Scaling)
 
 
 class Rotary(Position):
@@ -165,18 +197,26 @@ class Rotary(Position):
         self, width: int, *, base: float = 10000.0, layout: str = "half", scaling: Scaling | None = None
     ) -> None:
         super().__init__()
-        if layout not in ("half", "interleaved"):
-            raise SpecError(f"layout must be 'half' or 'interleaved'; got {layout!r}.")
-        if width < 2 or width % 2:
+        self.layout = checks.choice(layout, "layout", ("half", "interleaved"))
+        if checks.size(width, "width") % 2:
             raise SpecError(f"rotary needs an even width; got {width}.")
-        self.layout = layout
-        speed = speeds(width, base)
+        if scaling is not None:
+            checks.instance(scaling, "scaling", SCALINGS, "LinearScaling, NTKScaling, YarnScaling or Llama3Scaling")
+        speed = speeds(width, base_of(base))
         # a plain attribute: as a buffer it would follow the model into half precision
         self.speed = speed if scaling is None else scaling.speeds(speed, base)
         self.size = 1.0 if scaling is None else scaling.size()
         self._table: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
 
     def turned(self, q: Tensor, k: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        checks.tensor(q, "q", shape=("batch", "heads", "n", "width"), dtype="floats")
+        checks.tensor(k, "k", shape=("batch", "heads", "n", "width"), dtype="floats")
+        inputs.positions(at, q.shape[0], q.shape[2])
+        if k.shape[2] != q.shape[2] or k.shape[0] != q.shape[0]:
+            raise SpecError(
+                f"k must have the batch size and length of q, {q.shape[0]} and {q.shape[2]}; got shape "
+                f"{tuple(k.shape)}."
+            )
         cosine, sine = self._angles(at, torch.float64 if q.dtype == torch.float64 else torch.float32)
         if at.dim() == 2:
             cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)
@@ -205,7 +245,7 @@ class ALiBi(Position):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self._rule = alibi(alibi_slopes(heads))
+        self._rule = alibi(alibi_slopes(checks.whole_number(heads, "heads", at_least=1, at_most=MAX_HEADS)))
 
     def rule(self) -> Any:
         return self._rule
@@ -220,8 +260,10 @@ class RelativeBias(Position):
 
     def __init__(self, heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> None:
         super().__init__()
+        checks.parameter("weight", checks.size(buckets, "buckets"), checks.size(heads, "heads"))
         self.weight = nn.Parameter(0.02 * torch.randn(buckets, heads))
-        self.max_distance, self.bidirectional = max_distance, bidirectional
+        self.max_distance = checks.size(max_distance, "max_distance")
+        self.bidirectional = checks.flag(bidirectional, "bidirectional")
         self._rule: tuple[Tensor, Any] | None = None
 
     def rule(self) -> Any:
@@ -232,6 +274,28 @@ class RelativeBias(Position):
                 return made
             self._rule = (self.weight, made)
         return self._rule[1]
+
+
+def base_of(base: float) -> float:
+    return checks.finite_number(base, "base", above=1, at_most=MAX_FACTOR)
+
+
+def factor_of(factor: float) -> float:
+    return checks.finite_number(factor, "factor", above=0, at_most=MAX_FACTOR)
+
+
+def check_bounds(factor: float, longest: int, fast: float, slow: float) -> None:
+    factor_of(factor)
+    checks.size(longest, "longest")
+    checks.finite_number(fast, "fast", above=0)
+    checks.finite_number(slow, "slow", above=0)
+    if fast <= slow:
+        raise SpecError(f"fast must be larger than slow; got fast={fast}, slow={slow}.")
+
+
+def check_speeds(speed: Tensor, base: float) -> None:
+    checks.tensor(speed, "speed", shape=("pairs",), dtype="floats")
+    base_of(base)
 
 
 def speeds(width: int, base: float) -> Tensor:

@@ -10,12 +10,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from regard import checks
 from regard.errors import SpecError
-from regard.nn.attention import joined
+from regard.nn import inputs
+from regard.nn.attention import check_mask, joined
 from regard.nn.block import Block, Design, Looks
 from regard.nn.cache import KeyValueCache, places
 from regard.nn.position import Position
 from regard.spec.mask import causal, window
+
+MAX_LAYERS = 100_000
 
 
 class Stack(nn.Module):
@@ -36,9 +40,13 @@ class Stack(nn.Module):
         norm: bool = True,
     ) -> None:
         super().__init__()
-        turns = (design,) if isinstance(design, Design) else tuple(design)
-        if not turns:
-            raise SpecError("a stack needs at least one design; got none.")
+        turns = designs_of(design)
+        checks.whole_number(layers, "layers", at_least=1, at_most=MAX_LAYERS)
+        checks.flag(cross, "cross")
+        checks.flag(norm, "norm")
+        if position is not None:
+            checks.instance(position, "position", Position, "a position, such as regard.nn.Rotary(64), or None")
+        check_mask(mask)
         self.designs = tuple(turns[place % len(turns)] for place in range(layers))
         self.layers = nn.ModuleList(Block(each, cross=cross) for each in self.designs)
         self.norm = turns[0].norm_layer() if norm else None
@@ -63,9 +71,9 @@ class Stack(nn.Module):
         `mask` narrows who may look at whom in this call, `memory_mask` who may look at what of the memory. `at` says
         where the tokens stand, if not behind those in the cache. With a cache x are the new tokens alone.
         """
-        if memory is None and any(block.multihead_attn is not None for block in self.blocks):
-            raise SpecError("a stack made with cross=True looks at a memory; got none. Give memory=.")
+        self._check(x, memory, at)
         if cache is not None:
+            checks.instance(cache, "cache", KeyValueCache, "a KeyValueCache or None")
             cache.check_whole(len(self.designs))
             if cache.window is not None and mask is None and not self._is_narrowed:
                 self._check_kept(cache.window)
@@ -99,6 +107,7 @@ class Stack(nn.Module):
         at: Tensor | None = None,
     ) -> list[Looks]:
         """The attention inside each layer, kept open; arguments as in a call."""
+        self._check(x, memory, at)
         self._check_places(at)
         x, at = self._placed(x, at, None)
         found = []
@@ -116,6 +125,14 @@ class Stack(nn.Module):
         if self.position is None:
             return x, at
         return nn.functional.dropout(self.position.added(x, at), self.designs[0].dropout, self.training), at
+
+    def _check(self, x: Tensor, memory: Tensor | None, at: Tensor | None) -> None:
+        parameter = self.blocks[0].linear2.weight
+        inputs.vectors(x, "x", self.designs[0].width, parameter)
+        if at is not None:
+            inputs.positions(at, x.shape[0], x.shape[1])
+        if memory is None and any(block.multihead_attn is not None for block in self.blocks):
+            raise SpecError("a stack made with cross=True looks at a memory; got none. Give memory=.")
 
     def _check_kept(self, kept: int) -> None:
         """Refuses a cache that forgets what a layer asks for: each token would be answered from another text."""
@@ -140,6 +157,21 @@ class Stack(nn.Module):
 
     def _position(self, place: int) -> Position | None:
         return self.position if self.designs[place].positions else None
+
+
+def designs_of(design: Design | Sequence[Design]) -> tuple[Design, ...]:
+    """The designs whose blocks take turns: one, or a sequence of at least one, all of the same width."""
+    if isinstance(design, Design):
+        return (design,)
+    expected = "a Design or a sequence of designs"
+    designs = tuple(checks.instance(design, "design", (list, tuple), expected))
+    for each in designs:
+        checks.instance(each, "design", Design, expected)
+    if not designs:
+        raise SpecError("a stack needs at least one design; got none.")
+    if len({each.width for each in designs}) > 1:
+        raise SpecError(f"all designs of a stack must have the same width; got {[each.width for each in designs]}.")
+    return designs
 
 
 class Encoder(Stack):
@@ -202,6 +234,7 @@ class Transformer(nn.Module):
         decoder_position: Position | None = None,
     ) -> None:
         super().__init__()
+        checks.instance(design, "design", Design, "a Design")
         self.encoder = Encoder(design, layers, position=encoder_position)
         self.decoder = Decoder(design, layers, cross=True, position=decoder_position)
 
