@@ -104,8 +104,8 @@ def relu(scale: float | Tensor | None = None) -> Weigh:
     A tensor holds one number, or one a head, and may be learned.
     """
     one_or_each(scale, "scale")
-    is_each = isinstance(scale, Tensor) and scale.numel() != 1
-    checks = (one_each("relu scales", scale, 0, "heads"),) if is_each else ()
+    each = scale if isinstance(scale, Tensor) and scale.numel() != 1 else None
+    checks = () if each is None else (one_each("relu scales", each, 0, "heads"),)
     return Weigh(Relu(), "relu / n" if scale is None else "relu · scale", factor=_Shared(scale), checks=checks)
 
 
