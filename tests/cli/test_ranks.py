@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -128,10 +128,17 @@ def _until(holds: Callable[[], bool], seconds: float) -> bool:
 IN_PROC = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are counted in /proc")
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Iterator[Path]:
+    """A folder to train in. Whatever still trains there at the end of the test is ended."""
+    yield tmp_path / "out"
+    for process in _ranks_of(tmp_path / "out"):
+        os.kill(process, signal.SIGKILL)
+
+
 @pytest.mark.long
 @IN_PROC
-def test_ranks_end_when_the_command_that_started_them_is_killed_and_the_next_start_works(texts, tmp_path):
-    out = tmp_path / "out"
+def test_ranks_end_when_the_command_that_started_them_is_killed_and_the_next_start_works(texts, out):
     process = train(texts, out, "--steps", "4000", "--ranks", "2", "--every", "2")
     assert _until((out / "checkpoint.safetensors").exists, 120)
     assert len(_ranks_of(out)) == 3  # the command and its two ranks
@@ -151,8 +158,7 @@ def test_ranks_end_when_the_command_that_started_them_is_killed_and_the_next_sta
 
 @pytest.mark.long
 @IN_PROC
-def test_term_to_the_command_alone_saves_and_ends_all_ranks(texts, tmp_path):
-    out = tmp_path / "out"
+def test_term_to_the_command_alone_saves_and_ends_all_ranks(texts, out):
     process = train(texts, out, "--steps", "4000", "--ranks", "2", "--every", "2")
     assert _until((out / "checkpoint.safetensors").exists, 120)
     process.terminate()

@@ -40,14 +40,18 @@ def test_an_existing_file_keeps_its_mode_and_a_new_one_gets_that_of_the_umask(tm
     before = os.umask(0o027)
     try:
         write_text(tmp_path / "new", "x")
-        private = tmp_path / "private"
+        private, shared = tmp_path / "private", tmp_path / "shared"
         private.touch(0o600)
-        write_text(private, "x")
-        Svg("<svg/>").save(private)
+        shared.touch()
+        shared.chmod(0o666)  # more than the umask allows
+        for path in (private, shared):
+            write_text(path, "x")
+            Svg("<svg/>").save(path)
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o666
 
 
 def test_a_private_file_is_private_while_it_is_rewritten(tmp_path: Path) -> None:

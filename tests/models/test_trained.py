@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.errors import LoadError
 from regard.explorer.opened import opened
 from regard.explorer.sources import of_name
-from regard.models.store import write
+from regard.models.store import read, write
 from regard.models.tasks import names, task
 from regard.models.tasks.dates import DatesTask
 from regard.models.tasks.language import LanguageTask, made
@@ -128,3 +128,14 @@ def test_weights_that_say_nothing_of_a_task_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"nothing must be a safetensors file; there is no such file"):
         trained(tmp_path / "nothing")
     assert not is_trained(tmp_path / "nothing")
+
+
+def test_a_file_that_asks_for_a_larger_model_than_it_holds_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    _written("language", tmp_path)
+    tensors, words = read(path)
+    sizes = {name: value for name, value in words.items() if isinstance(value, int) and not isinstance(value, bool)}
+    assert "vocabulary" in sizes
+    write(path, tensors, {**words, "vocabulary": 10**10})  # a table of over a terabyte
+    with pytest.raises(LoadError, match=r"'embedding.weight' must have shape \(10000000000, \d+\); got \("):
+        trained(path)

@@ -116,7 +116,7 @@ def on_time(weights: Tensor, seconds: float, step: float) -> Tensor:
     seconds, step = arguments.number(seconds, "seconds", above=0), arguments.number(step, "step", above=0)
     if not frames or not 1 <= round(seconds / step) <= MAX_SAMPLES:
         raise SpecError(
-            f"a curve must have a frame and from 1 to {MAX_SAMPLES:,} samples; got {frames} frames, {seconds:g} seconds "
+            f"a curve must have a frame and 1 to {MAX_SAMPLES:,} samples; got {frames} frames, {seconds:g} seconds "
             f"and a sample every {step:g}."
         )
     samples = torch.arange(round(seconds / step))

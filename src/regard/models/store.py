@@ -57,6 +57,14 @@ def _words(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> None:
     """Puts tensors into the parameters of these names; refuses unless every one is there and has its shape."""
+    check_fit(model, tensors, source)
+    with torch.no_grad():
+        for name, place in model.state_dict().items():
+            place.copy_(tensors[name])
+
+
+def check_fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> None:
+    """Raises `LoadError` unless every parameter has a tensor of its shape. The model may be on the meta device."""
     wanted = model.state_dict()
     for name, place in wanted.items():
         if name not in tensors:
@@ -69,6 +77,3 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> 
             raise LoadError(f"{name!r} must hold floats; got {tensors[name].dtype} in {source}.")
     if more := sorted(set(tensors) - set(wanted)):
         raise LoadError(f"{source} holds {more[0]!r}, and this model has nothing of that name ({len(more)} such).")
-    with torch.no_grad():
-        for name, place in wanted.items():
-            place.copy_(tensors[name])

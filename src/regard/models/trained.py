@@ -4,11 +4,12 @@ in a file of the same name, which ends in .json."""
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from regard.errors import LoadError
 from regard.models import tasks
-from regard.models.store import fit, read, read_words, write
+from regard.models.store import check_fit, fit, read, read_words, write
 from regard.models.text import Tokens
 from regard.models.train import Training
 
@@ -35,6 +36,8 @@ def trained(path: str | Path) -> Trained:
             f"{path} must say for which task it was trained, as regard train writes it; it does not. Models of Hugging "
             "Face are read by regard.models.load."
         )
+    with torch.device("meta"):  # a file that asks for a larger model than it holds is refused before any is allocated
+        check_fit(tasks.made(task, dict(words)), tensors, path)
     model = tasks.made(task, words)
     fit(model, tensors, path)
     beside = path.with_suffix(".json")

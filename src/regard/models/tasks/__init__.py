@@ -41,10 +41,11 @@ def task(name: str, data: str | Path = "data") -> Task:
 
 def made(name: str, words: dict[str, Any]) -> nn.Module:
     """The model of a task that a file of weights is for, by what the file says of it; nothing in it is trained yet."""
-    if name not in _WHERE:
+    if not isinstance(name, str) or name not in _WHERE:
         raise LoadError(f"weights must be of one of {', '.join(_WHERE)}; got {name!r}.")
     try:
         found: nn.Module = import_module(f"regard.models.tasks.{_WHERE[name][0]}").made(words)
-    except (KeyError, TypeError) as error:
-        raise LoadError(f"weights of {name!r} must say how their model is made; got {words} ({error}).") from None
+    except (KeyError, TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as error:
+        got = str(words)[:200]
+        raise LoadError(f"weights of {name!r} must say how their model is made; got {got} ({error}).") from None
     return found
