@@ -170,7 +170,7 @@ def test_term_to_the_command_alone_saves_and_ends_all_ranks(texts, out):
 
 def test_ranks_that_wait_for_a_failed_one_are_ended(monkeypatch):
     monkeypatch.setattr(ranks, "GRACE_S", 0.2)
-    commands = ("import sys; sys.exit(3)", "import time; time.sleep(600)")
+    commands = ("import sys; sys.exit(3)", "import time; time.sleep(20)")
     processes = [subprocess.Popen([sys.executable, "-S", "-c", command]) for command in commands]
     assert ranks._wait(processes) == [3, -signal.SIGKILL]
 
