@@ -110,6 +110,7 @@ class Bounds:
         self.start = start if isinstance(start, int) else start.cpu()
         self._one_sided: dict[Term, Extremes] = {}
         self._tables: dict[int, Extremes] = {}
+        self._orders: dict[Term, list[tuple[Term, bool]]] = {}
 
     def of(self, term: Term, regions: Regions) -> Interval:
         """The least and greatest value over each region, one entry a region. Conditions count as 0 and 1."""
@@ -118,12 +119,12 @@ class Bounds:
 
     def _of(self, term: Term, regions: Regions) -> Interval:
         known: dict[Term, Interval] = {}
-        for node in postorder((term,), lambda n: () if self._is_one_sided(n) else n.args):
+        for node, is_one_sided in self._order(term):
             if node.op == "constant":
                 known[node] = exactly(np.asarray(node.value))
             elif node.op == "variable":
                 known[node] = self._variable(str(node.value), regions)
-            elif self._is_one_sided(node):
+            elif is_one_sided:
                 known[node] = self._hoisted(node, regions)
             else:
                 args = [known[a] for a in node.args]
@@ -131,6 +132,13 @@ class Bounds:
             if node.kind == "int":
                 known[node] = whole(*known[node])
         return known[term]
+
+    def _order(self, term: Term) -> list[tuple[Term, bool]]:
+        """The parts that are bounded one after another, and whether each depends on one side alone."""
+        if term not in self._orders:
+            order = postorder((term,), lambda n: () if self._is_one_sided(n) else n.args)
+            self._orders[term] = [(node, self._is_one_sided(node)) for node in order]
+        return self._orders[term]
 
     def _variable(self, name: str, regions: Regions) -> Interval:
         if name == "s":

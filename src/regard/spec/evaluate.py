@@ -7,7 +7,7 @@ bucket) is computed the same way on every engine, so that all of them see the sa
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +26,13 @@ DECIDES = COMPARISONS | ROUNDING | {"to_int", "floordiv", "sign"}
 State = tuple[Term, bool]
 
 MAX_KEPT = 256  # values of parts that are kept until the end; in a larger formula they go after their last use
+
+
+@lru_cache(maxsize=256)
+def steps_of(term: Term, precise: bool) -> tuple[tuple[State, tuple[State, ...]], ...]:
+    """The parts of a formula in the order in which they are computed, each with its arguments."""
+    order = postorder(((term, precise),), lambda state: argument_states(*state))
+    return tuple((state, tuple(argument_states(*state))) for state in order)
 
 
 def argument_states(term: Term, precise: bool) -> list[State]:
@@ -137,38 +144,31 @@ class Evaluation:
             )
 
     def _value(self, term: Term, precise: bool) -> Value:
-        root = (term, precise)
-        if root not in self._known:
-            order = list(postorder((root,), self._unknown_arguments))
-            uses: Counter[State] = Counter()
-            if len(order) > MAX_KEPT:
-                uses.update(each for state in order for each in argument_states(*state))
-            for state in order:
-                if state not in self._known:
-                    self._known[state] = self._compute(*state)
-                    self._release(state, uses)
+        known, root = self._known, (term, precise)
+        if root not in known:
+            steps = steps_of(term, precise)
+            if len(steps) > MAX_KEPT:
+                return self._value_of_large(root)
+            for state, arguments in steps:
+                if state not in known:
+                    known[state] = self._compute(*state, arguments)
+        return known[root]
+
+    def _value_of_large(self, root: State) -> Value:
+        """The same for a large formula: a value goes after its last use, or thousands of tiles would be kept."""
+        order = list(postorder((root,), lambda state: () if state in self._known else argument_states(*state)))
+        uses = Counter(each for state in order for each in argument_states(*state))
+        for state in order:
+            arguments = argument_states(*state)
+            if state not in self._known:
+                self._known[state] = self._compute(*state, arguments)
+            for each in arguments:
+                uses[each] -= 1
+                if not uses[each] and each[0].args:
+                    self._known.pop(each, None)
         return self._known[root]
 
-    def _unknown_arguments(self, state: State) -> list[State]:
-        term = state[0]
-        if state in self._known or (term.op == "lookup" and self._is_sliced(term)):
-            return []
-        return argument_states(*state)
-
-    def _is_sliced(self, term: Term) -> bool:
-        """Whether a look-up needs no index tensors, because `sliced` reads it as a block."""
-        return all(a.op in ("variable", "constant") for a in term.args)
-
-    def _release(self, state: State, uses: "Counter[State]") -> None:
-        """Forgets the arguments that nothing later in a large formula reads."""
-        if not uses:
-            return
-        for each in argument_states(*state):
-            uses[each] -= 1
-            if not uses[each] and each[0].args:
-                self._known.pop(each, None)
-
-    def _compute(self, term: Term, precise: bool) -> Value:
+    def _compute(self, term: Term, precise: bool, arguments: Sequence[State]) -> Value:
         if term.op == "constant":
             assert not isinstance(term.value, str | None)
             return term.value
@@ -179,7 +179,7 @@ class Evaluation:
             return self.positions[str(term.value)]
         if term.op == "lookup":
             return widened(self._look_up(term), self.precision if precise else None)
-        args: list[Any] = [self._value(*state) for state in argument_states(term, precise)]
+        args: list[Any] = [self._known[state] for state in arguments]
         if term.op == "exact":
             return torch.as_tensor(args[0], dtype=self.precision, device=self.positions.device)
         return applied(term.op, args, self.positions.device)

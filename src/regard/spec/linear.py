@@ -1,5 +1,7 @@
 """Reading a term: which parts of it depend on the query, the key, both, or only on how far apart they are."""
 
+from functools import lru_cache
+
 from regard.spec.term import COMPARISONS, Term, apply, constant, postorder
 
 QUERY, KEY = frozenset("ip"), frozenset("j")
@@ -98,6 +100,7 @@ def _summands(node: Term) -> tuple[Term, ...]:
     return node.args if node.kind == "int" and node.op in ("add", "sub", "neg") else ()
 
 
+@lru_cache(maxsize=512)
 def of_difference(term: Term) -> bool:
     """Whether a term depends on the positions of the query and the key only by their difference."""
     return Affine().of_difference(term)

@@ -55,7 +55,9 @@ class Named:
         self.options = options
         self.parts, self.depth = 1, 1
         for value in (*given, *options.values()):
-            inner = value if isinstance(value, (Named, *_PLAIN)) else getattr(value, "named", None)
+            if isinstance(value, _PLAIN):
+                continue
+            inner = value if isinstance(value, Named) else getattr(value, "named", None)
             if isinstance(inner, Named):
                 self.parts += inner.parts
                 self.depth = max(self.depth, 1 + inner.depth)

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from regard.eager import runs_eagerly
 from regard.errors import TraceError
+from regard.spec.narrow import NARROW, narrow_dtype, wrapped
 from regard.spec.term import (
     COMPARISONS,
-    LOGIC,
     ROUNDING,
     SMOOTH,
-    WRAPS,
     Kind,
     Number,
     Term,
@@ -37,11 +36,6 @@ from regard.spec.term import (
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 MASK_VARIABLES = ("b", "h", "i", "j")
 SCORE_VARIABLES = ("s", "b", "h", "i", "j")
-
-# dtypes of whole numbers in which arithmetic wraps around, and the operation that does it
-NARROW: dict[torch.dtype, str] = {getattr(torch, op.removeprefix("to_")): op for op in WRAPS}
-_STAYS_INSIDE = frozenset({"mod", "minimum", "maximum", "where", "sign", "bitand", "bitor", "bitxor", "shift_right"})
-_MODULAR = frozenset({"add", "sub", "mul"})  # the result is the same whether a number wraps before or after
 
 
 class Traced(NamedTuple):
@@ -217,6 +211,7 @@ def _index(tensor: Tensor, have: list[Term], index: object, captures: list[Tenso
     return Symbol(_lookup(tensor, terms, captures), captures, tensor.dtype)
 
 
+_DTYPES: dict[Kind, torch.dtype] = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
 _NO_VALUE = "a position has no value while the rule is being read"
 
 
@@ -233,7 +228,7 @@ class Symbol:
     def __init__(self, term: Term, captures: list[Tensor], dtype: torch.dtype | None = None) -> None:
         self.term = term
         self.captures = captures
-        self.narrow = dtype if dtype in NARROW else None
+        self.narrow = dtype if dtype in NARROW and term.kind == "int" else None
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -273,7 +268,7 @@ class Symbol:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.narrow or {"bool": torch.bool, "int": torch.int64, "float": torch.float32}[self.term.kind]
+        return self.narrow or _DTYPES[self.term.kind]
 
     def __pos__(self) -> "Symbol":
         return self
@@ -356,38 +351,8 @@ def _cast(symbol: Symbol, dtype: torch.dtype) -> Symbol:
 def _record(op: str, *args: Any) -> Symbol:
     captures = next(a.captures for a in args if isinstance(a, Symbol))
     term = apply(op, *(lift(a, captures) for a in args))
-    dtype = _narrow_dtype(op, args)
-    if dtype is None:
-        return Symbol(term, captures)
-    _check_numbers(op, args, dtype)
-    if term.kind != "int":
-        return Symbol(term, captures)
-    return Symbol(term if op in _STAYS_INSIDE else apply(NARROW[dtype], term), captures, dtype)
-
-
-def _narrow_dtype(op: str, args: tuple[Any, ...]) -> torch.dtype | None:
-    """The dtype in which torch computes an operation, where that has whole numbers of fewer than 64 bits."""
-    if op in LOGIC:
-        return None
-    values = args[1:] if op == "where" else args
-    dtypes = [v.dtype for v in values if isinstance(v, (Symbol, Tensor))]
-    if not any(dtype in NARROW for dtype in dtypes) or any(isinstance(v, float) for v in values):
-        return None
-    widest = dtypes[0]
-    for dtype in dtypes[1:]:
-        widest = torch.promote_types(widest, dtype)
-    return widest if widest in NARROW else None
-
-
-def _check_numbers(op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
-    """Refuses Python numbers that torch would wrap around before it computes with them."""
-    least, greatest = WRAPS[NARROW[dtype]]
-    for value in args:
-        if isinstance(value, (int, np.integer)) and op not in _MODULAR and not least <= value <= greatest:
-            raise TraceError(
-                f"{op} of {dtype} and {value}: the number does not fit, and torch would wrap it around. Convert the "
-                "captured tensor with .long()"
-            )
+    dtype = narrow_dtype(op, args)
+    return Symbol(term, captures) if dtype is None else Symbol(wrapped(op, term, dtype), captures, dtype)
 
 
 Operation = Callable[..., Any]
