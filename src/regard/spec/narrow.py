@@ -25,7 +25,7 @@ def narrow_dtype(op: str, args: tuple[Any, ...]) -> torch.dtype | None:
     if op in LOGIC:
         return None
     values = args[1:] if op == "where" else args
-    dtypes = [v.dtype for v in values if isinstance(getattr(v, "dtype", None), torch.dtype)]
+    dtypes: list[torch.dtype] = [v.dtype for v in values if isinstance(getattr(v, "dtype", None), torch.dtype)]
     if not any(dtype in NARROW for dtype in dtypes) or any(isinstance(v, float) for v in values):
         return None
     widest = dtypes[0]
