@@ -179,6 +179,16 @@ def key_file(folder: Path, port: int) -> str:
     return (folder / "regard" / f"explorer-key-{port}").read_text().strip()
 
 
+def test_a_question_with_the_session_of_another_start_is_refused(server: Served) -> None:
+    status, data = server.post("state", {}, **{"X-Session": "of-yesterday"})
+    assert status == 409
+    assert json.loads(data)["error"] == (
+        "the explorer was started again; numbers of texts from before mean other texts."
+    )
+    session = server.ask("state").values["session"]
+    assert server.post("state", {}, **{"X-Session": session})[0] == 200
+
+
 def test_the_proof_depends_on_the_key_the_port_and_the_nonce() -> None:
     proofs = {proof(key, port, nonce) for key in "ab" for port in (1, 2) for nonce in "xy"}
     assert len(proofs) == 8

@@ -29,9 +29,10 @@ function header(context) {
     { class: "top" },
     element("a", { class: "name", href: "#", onclick: (e) => home(e, context) }, mark(), "regard"),
   );
-  if (context.source.kind === "server") top.append(sentence(context), textsMenu(context));
+  if (context.source.kind === "server") top.append(sentence(context));
   else top.append(title(context));
-  top.append(element("div", { class: "tools" }, exportMenu(context), themeSwitch(context)));
+  const texts = context.source.kind === "server" ? textsMenu(context) : null;
+  top.append(element("div", { class: "tools" }, texts, exportMenu(context), themeSwitch(context)));
   return top;
 }
 
