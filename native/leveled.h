@@ -9,7 +9,6 @@
 // same way where not its output is wanted but what each key receives: lse_i, and the sum over i of exp(s_ij - lse_i).
 
 constexpr int NEWTON_STEPS = 64;
-constexpr float ROUNDING = 2 * FLT_EPSILON;  // by which a score may differ when it is computed again
 
 // The scores of a panel, key by key, and where each key lies.
 struct KeptScores {
@@ -217,20 +216,20 @@ struct Weighing {
     }
   }
 
-  // Half-way between the last of the largest and the next smaller one, or just below where they are equal up to rounding.
+  // Half-way between the last of the largest and the largest score below it. Scores tie only where they are equal; of
+  // two that are next to each other, half-way is the larger one.
   void select(const KeptScores& kept, const float* top, float* level) const {
     const int64_t k = how.kind == Leveled::HARD ? 1 : how.count;
     for (int64_t i = 0; i < kept.lanes; i += LANES) {
       Vec last = load(top + i);
       if (k > 1) last = kth(kept, i, k, top + i);
-      Vec next = all(-INFINITY), size{};
+      Vec next = all(-INFINITY);
       kept.each([&](const float* row, int64_t) REGARD_AT_ONCE {
         const Vec s = load(row + i);
         next = larger(choose(IntVec(s >= last), all(-INFINITY), s), next);
-        size = larger(choose(IntVec(s == -INFINITY), Vec{}, floats(bits(s) & 0x7fffffff)), size);
       });
-      const Vec margin = ROUNDING * size, gap = last - next;
-      Vec found = choose(IntVec(gap > 2.0f * margin), next + gap * 0.5f, last - margin);
+      const Vec middle = next + (last - next) * 0.5f;
+      Vec found = choose(IntVec(middle > next), middle, last);
       found = choose(IntVec(next == -INFINITY), all(-FLT_MAX), found);
       store(level + i, choose(IntVec(last == -INFINITY), all(-FLT_MAX), found));
     }

@@ -237,8 +237,11 @@ def finished(
 ) -> Tensor:
     """What an engine gave, with what is done to it afterwards: relative values, the factor of a weighing."""
     if question.relative_values is not None:
-        output = output + relative_output(_matrix(plan, inputs, statistic), question.relative_values, places)
+        output = output + relative_output(Matrix(plan.spec, inputs, statistic), question.relative_values, places)
     if question.weigh.factor is not None:
         share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
-        output = output * (share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share)
+        # in the precision of the sums: the gradient of a learned factor is a sum over all rows
+        output = output.to(plan.spec.precision) * (
+            share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share
+        )
     return output.to(plan.spec.dtype)

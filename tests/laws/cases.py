@@ -168,7 +168,7 @@ def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
 def mask_pairs(draw: st.DrawFn, problem: Problem, depth: int = 2) -> tuple[Any, direct.Mask]:
     """A mask of the library and the predicate that it must mean, composed up to `depth` times."""
     if depth == 0 or draw(st.booleans()):
-        return draw(st.sampled_from(_simple_masks(problem)))
+        return draw(st.sampled_from(simple_masks(problem)))
     (left, means_left), (right, means_right) = (
         draw(mask_pairs(problem, depth - 1)),
         draw(mask_pairs(problem, depth - 1)),
@@ -181,7 +181,7 @@ def mask_pairs(draw: st.DrawFn, problem: Problem, depth: int = 2) -> tuple[Any, 
     return ~left, lambda where: ~means_left(where)
 
 
-def _simple_masks(problem: Problem) -> list[tuple[Any, direct.Mask]]:
+def simple_masks(problem: Problem) -> list[tuple[Any, direct.Mask]]:
     whole = problem.coins(problem.batch, problem.heads, problem.n_q, problem.n_k)
     keys = problem.coins(problem.batch, 1, 1, problem.n_k, salt=2)
     lengths = torch.arange(problem.batch) * 2 % (problem.n_k + 1)

@@ -75,14 +75,16 @@ def attention(
     pair_value: Callable[[Places], Tensor] | None = None,
     kept: Tensor | None = None,
     start: int | Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> Answer:
     """q (batch, heads, n_q, d), k and v with as many heads or a divisor of them, batch 1 broadcasts.
 
-    `kept` multiplies the weights (dropout: 0 or 1/(1-p)); `pair_value` (n_q, n_k, d_v) adds to v_j.
+    `kept` multiplies the weights (dropout: 0 or 1/(1-p)); `pair_value` (n_q, n_k, d_v) adds to v_j. In another `dtype`
+    it is the direct formula as people write it, each step rounded.
     """
     batch = torch.broadcast_shapes(q.shape[:1], k.shape[:1], v.shape[:1])[0]
     values = v if value is None else value(v)
-    q, k, values = (x.double().expand(batch, *x.shape[1:]) for x in (q, k, values))
+    q, k, values = (x.to(dtype).expand(batch, *x.shape[1:]) for x in (q, k, values))
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     values = values.repeat_interleave(q.shape[1] // values.shape[1], dim=1)
     where = places((batch, q.shape[1], q.shape[2], k.shape[2]), start)
@@ -90,11 +92,14 @@ def attention(
     scores = (score or scaled_dot())(q, k)
     for rule in rules:
         scores = rule(scores, where)
+    scores = scores.to(dtype)
     allowed = mask(where) if mask is not None else torch.ones((), dtype=torch.bool)
     seen = (allowed & (scores != -INFINITY)).expand(where.shape)
 
     weights = (weigh or softmax())(scores, seen)
     dropped = weights if kept is None else weights * kept
+    if dtype != torch.float64 and pair_value is None:
+        return Answer(dropped @ values, weights, log_sum_exp(scores, seen))
     each = values.unsqueeze(2)
     if pair_value is not None:
         each = each + pair_value(where)
@@ -121,7 +126,7 @@ def _powers(scores: Tensor, seen: Tensor, floor: float | Tensor = -INFINITY) -> 
         top = visible.new_full((*visible.shape[:-1], 1), -INFINITY)
     else:
         top = visible.detach().amax(-1, keepdim=True)
-    top = torch.maximum(top, torch.as_tensor(floor, dtype=torch.float64).detach().expand_as(top))
+    top = torch.maximum(top, torch.as_tensor(floor, dtype=scores.dtype).detach().expand_as(top))
     top = torch.where(top == -INFINITY, 0.0, top)
     powers = torch.where(seen, torch.exp(torch.where(seen, scores, 0.0) - top), 0.0)
     return top, powers
@@ -189,7 +194,8 @@ def relative(table: Tensor, bidirectional: bool = True, max_distance: int = 128)
     def rule(s: Tensor, where: Places) -> Tensor:
         gaps = where.j - where.p
         buckets = torch.tensor(
-            [t5_bucket(int(gap), table.shape[0], bidirectional, max_distance) for gap in gaps.reshape(-1)]
+            [t5_bucket(int(gap), table.shape[0], bidirectional, max_distance) for gap in gaps.reshape(-1)],
+            dtype=torch.int64,
         ).view(gaps.shape)
         return s + table[buckets, where.h]
 
@@ -241,7 +247,7 @@ def sink(logit: float | Tensor = 0.0) -> Weigh:
     """exp(s_j) / (exp(logit) + sum exp(s)); a tensor holds one logit for each head."""
 
     def weigh(scores: Tensor, seen: Tensor) -> Tensor:
-        extra = torch.as_tensor(logit, dtype=torch.float64).reshape(1, -1, 1, 1)
+        extra = torch.as_tensor(logit, dtype=scores.dtype).reshape(1, -1, 1, 1)
         top, powers = _powers(scores, seen, floor=extra)
         return powers / (torch.exp(extra - top) + powers.sum(-1, keepdim=True))
 
@@ -289,7 +295,7 @@ def entmax(alpha: float | Tensor) -> Weigh:
     def weigh(scores: Tensor, seen: Tensor) -> Tensor:
         if scores.shape[-1] == 0:
             return scores
-        factor = torch.as_tensor(alpha, dtype=torch.float64).reshape(1, -1, 1, 1) - 1
+        factor = torch.as_tensor(alpha, dtype=scores.dtype).reshape(1, -1, 1, 1) - 1
         z = torch.where(seen, scores, 0.0) * factor
         sees = seen.any(-1, keepdim=True)
         top = torch.where(seen, z, -INFINITY).detach().amax(-1, keepdim=True)
@@ -339,7 +345,7 @@ def argmax() -> Weigh:
         if scores.shape[-1] == 0:
             return scores
         z = torch.where(seen, scores, -INFINITY).detach()
-        hard = ((z == z.amax(-1, keepdim=True)) & seen).double()
+        hard = ((z == z.amax(-1, keepdim=True)) & seen).to(scores.dtype)
         hard = hard / hard.sum(-1, keepdim=True).clamp(min=1)
         soft = softmax()(scores, seen)
         return _poisoned(hard + soft - soft.detach(), scores, seen)

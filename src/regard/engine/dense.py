@@ -139,9 +139,7 @@ def _indices(x: Tensor) -> Tensor:
     return wild_rows(x).squeeze(-1).flatten(0, -2).any(0).nonzero().flatten()
 
 
-def _product(
-    spec: Spec, inputs: Inputs, positions: Positions, q: Tensor, k: Tensor, only: Tensor | None
-) -> Tensor:
+def _product(spec: Spec, inputs: Inputs, positions: Positions, q: Tensor, k: Tensor, only: Tensor | None) -> Tensor:
     """Scores before any rule; with `only`, pairs outside it are not read."""
     if spec.score != "dot":
         return pairwise(spec, inputs, positions, q, k, inputs.parameters, only)

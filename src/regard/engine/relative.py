@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.engine.dense import block, positions_of
+from regard.engine.dense import block, parameter_of, positions_of
 from regard.engine.dropout import dropped
 from regard.engine.gradient import row_blocks
 from regard.engine.parts import Matrix
 from regard.spec.finite import all_finite
 from regard.spec.score import RelativeValues
+from regard.spec.threshold import Thresholded
 
 
 def relative_output(
@@ -20,7 +21,10 @@ def relative_output(
     values: RelativeValues,
     places: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """sum_j a_ij table[clip(j - p)] of every query, (batch, heads, n_q, width); `places` are p and j if given."""
+    """sum_j a_ij table[clip(j - p)] of every query, (batch, heads, n_q, width); `places` are p and j if given.
+
+    A normalizer that needs whole rows gets them here, with the gradient of its definition; `matrix` holds it as it is.
+    """
     spec, inputs, statistic = matrix.spec, matrix.inputs, matrix.statistic
     k = inputs.k.to(spec.precision).repeat_interleave(spec.group, dim=1)
 
@@ -29,7 +33,11 @@ def relative_output(
         q = inputs.q[:, :, at].to(spec.precision)
         positions = positions_of(spec, inputs, range(spec.batch), range(spec.heads), rows, range(spec.n_k))
         found = block(spec, inputs, positions, q, k, all_finite(q, k))
-        weights = matrix.weights(found.scores, None if statistic is None else statistic[:, :, at].unsqueeze(-1))
+        if isinstance(spec.normaliser, Thresholded):
+            parameter = parameter_of(spec, inputs, positions, spec.precision)
+            weights, _ = spec.normaliser.dense(found.scores, parameter)
+        else:
+            weights = matrix.weights(found.scores, None if statistic is None else statistic[:, :, at].unsqueeze(-1))
         if spec.dropout:
             gone = dropped(inputs.seed, spec.dropout, positions, inputs.origin)
             weights = weights.masked_fill(gone, 0.0) / (1.0 - spec.dropout)

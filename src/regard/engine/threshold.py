@@ -26,13 +26,13 @@ from regard.spec.threshold import Argmax, Entmax, Thresholded
 
 NUMBERS = 2**20  # of scores at a time
 
-Find = Callable[[Spec, Inputs], Tensor]
+Find = Callable[[Spec, Inputs, Tiles], Tensor]
 Asked = tuple[Spec, Inputs]
 
 
 def forward(engine: Engine, spec: Spec, inputs: Inputs, tiles: Tiles, find: Find) -> tuple[Tensor, Tensor]:
     """Output and level."""
-    level = find(spec, inputs)
+    level = find(spec, inputs, tiles)
     output, _ = engine.forward(*lowered(spec, inputs, level), tiles)
     return output, level
 
@@ -71,11 +71,19 @@ def matrix_of(engine: Engine, spec: Spec, inputs: Inputs, tiles: Tiles, statisti
     if not isinstance(spec.normaliser, Thresholded):
         return Matrix(spec, inputs, statistic)
     assert statistic is not None
+    if not isinstance(spec.normaliser, Entmax):
+        statistic = _rounded_up(statistic, spec.precision)
     with torch.set_grad_enabled(statistic.requires_grad):
         asked, there = lowered(spec, inputs, statistic)
         some = replace(there, v=there.v[..., :1])
         _, lse = run(engine, replace(asked, value_width=some.v.shape[-1]), tiles, some)
     return Matrix(asked, there, lse)
+
+
+def _rounded_up(level: Tensor, dtype: torch.dtype) -> Tensor:
+    """A level between two scores of that dtype, in that dtype: rounded down it could be the lower score."""
+    rounded = level.to(dtype)
+    return torch.where(rounded < level, torch.nextafter(rounded, torch.full_like(rounded, torch.inf)), rounded)
 
 
 def _changed(spec: Spec, inputs: Inputs, level: Tensor, change: Callable[[Term], Term]) -> Asked:
@@ -132,12 +140,15 @@ def _straight_through(
     return [found[0] if n == 2 else next(rest) for n, needed in enumerate(needs) if needed]
 
 
-def levels(spec: Spec, inputs: Inputs) -> Tensor:
-    """The level of every row, (batch, heads, n_q), some rows at a time with all the keys that they see."""
+def levels(spec: Spec, inputs: Inputs, tiles: Tiles) -> Tensor:
+    """The level of every row, (batch, heads, n_q), some rows at a time with all the keys that they see.
+
+    In the tiles of the forward pass where they fit: a product of other rows may round differently.
+    """
     normaliser = spec.normaliser
     assert isinstance(normaliser, Thresholded)
-    rows = max(1, min(256, NUMBERS // max(1, spec.n_k * spec.group)))
-    walk = Walk(spec, inputs, Tiles(rows, 256, NUMBERS, 1024))
+    rows = max(1, min(tiles.queries, NUMBERS // max(1, spec.n_k * spec.group)))
+    walk = Walk(spec, inputs, Tiles(rows, tiles.keys, NUMBERS, tiles.row))
     found = torch.empty((spec.batch, spec.heads, spec.n_q), dtype=spec.precision, device=inputs.q.device)
     for strip in walk.strips():
         q, k = walk.queries_of(strip), walk.keys_of(walk.k, strip)

@@ -2,9 +2,9 @@
 
 Heads that share keys lie side by side, so a tile is (batch x key heads, group x queries, keys) and one product.
 
-A batch element gets the same bits alone as together with others. BLAS rounds a product by the alignment of each matrix,
-and torch computes the end of a tensor that does not fill its vectors by another exp2. So widths are filled up with zeros
-to whole cache lines, and each row of a tile begins at one.
+A batch element gets the same bits alone as together with others. BLAS rounds a product by the alignment of each
+matrix, and torch computes the end of a tensor that does not fill its vectors by another exp2. So widths are filled up
+with zeros to whole cache lines, and each row of a tile begins at one.
 """
 
 import math

@@ -20,7 +20,6 @@ from regard.spec.term import Term, apply, constant, variable
 
 _S, _NOTHING = variable("s"), constant(-math.inf)
 STEPS = 64  # of Newton's method, of which a few are ever taken
-ROUNDING = 2  # units in the last place by which a score may differ when it is computed again
 
 
 class Thresholded(Normaliser):
@@ -123,7 +122,7 @@ def _step(scores: Tensor, tau: Tensor, power: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Top(Thresholded):
-    """Softmax over the k largest scores of a row. All that equal the k-th up to rounding are kept."""
+    """Softmax over the k largest scores of a row, and those that equal the k-th in the precision computed."""
 
     name: ClassVar[str] = "top"
     statistic: ClassVar[str | None] = "threshold"
@@ -145,7 +144,7 @@ class Top(Thresholded):
 
 @dataclass(frozen=True)
 class Argmax(Thresholded):
-    """All weight on the largest score of a row, shared by those that equal it up to rounding.
+    """All weight on the largest score of a row, shared by those that equal it in the precision computed.
 
     Its gradient is that of softmax (straight through): the weights themselves change nowhere or at once.
     """
@@ -168,17 +167,17 @@ class Argmax(Thresholded):
 
 
 def _kth(scores: Tensor, k: int) -> Tensor:
-    """Half-way between the k-th largest score and the next, or just below those that are equal up to rounding.
+    """Half-way between the k-th largest score and the largest one below it: all that equal the k-th lie above.
 
-    The least number there is where no more than k are seen. A NaN is the largest of all, and makes the level NaN.
+    The least number there is where nothing lies below. A NaN is the largest of all, and makes the level NaN.
     """
     least = torch.finfo(torch.float32).min  # the same in every precision
     if scores.shape[-1] <= k:
         return scores.new_full((*scores.shape[:-1], 1), least)
-    largest = scores.topk(k + 1).values
-    last, following = largest[..., k - 1 : k], largest[..., k:]
-    sized = torch.where(scores == -torch.inf, 0.0, scores).abs().amax(-1, keepdim=True)
-    margin = ROUNDING * torch.finfo(scores.dtype).eps * sized
-    level = torch.where(last - following > 2.0 * margin, following + (last - following) / 2.0, last - margin)
+    largest = scores.topk(k).values
+    last = largest[..., k - 1 :]
+    following = torch.where(scores < last, scores, -torch.inf).amax(-1, keepdim=True)
+    middle = following + (last - following) / 2.0
+    level = torch.where(middle > following, middle, last)  # nothing lies between two numbers next to each other
     level = torch.where(following == -torch.inf, least, level)
     return torch.where(largest[..., :1].isnan(), torch.nan, level)

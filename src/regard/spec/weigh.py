@@ -181,7 +181,7 @@ def _learned_entmax(alpha: Tensor) -> Weigh:
 @named
 @checked
 def top(k: int) -> Weigh:
-    """Softmax over the k largest scores of each row; the others weigh nothing. What ties with the k-th is kept."""
+    """Softmax over the k largest scores of each row; the others weigh nothing. All that equal the k-th are kept."""
     if k < 1:
         raise SpecError(f"top must keep at least 1 key; got {k}.")
     return Weigh(Top(k), f"softmax of the top {k}")
@@ -189,9 +189,10 @@ def top(k: int) -> Weigh:
 
 @named
 def argmax() -> Weigh:
-    """All weight on the largest score, the limit of softmax(c s) for c to infinity; keys that tie share it.
+    """All weight on the largest score, the limit of softmax(c s) for c to infinity.
 
-    Gradients pass straight through: those of v see these weights, those of the scores see softmax's.
+    Keys share it only where their scores are exactly equal in the precision computed. Gradients pass straight through:
+    those of v see these weights, those of the scores see softmax's.
     """
     return Weigh(Argmax(), "argmax")
 
