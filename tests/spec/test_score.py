@@ -402,6 +402,18 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: score.custom(lambda q, k: q @ q.mT).prepare(torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 6, 5)),
         r"where \(2, 3, 2, 3\) was due it gave \(2, 3, 2, 2\)\.",
     ),
+    "custom by head": (
+        lambda: score.custom(lambda q, k: (q @ k.mT) * torch.arange(1.0, 4.0).view(3, 1, 1)).prepare(
+            torch.ones(2, 3, 4, 5), torch.ones(2, 3, 6, 5)
+        ),
+        r"called with that head alone, .* for q \(2, 3, 2, 5\) the last head alone gave \(1, 3, 2, 3\)",
+    ),
+    "custom by batch element": (
+        lambda: score.custom(lambda q, k: (q @ k.mT) * q.shape[0]).prepare(
+            torch.ones(2, 3, 4, 5), torch.ones(2, 3, 6, 5)
+        ),
+        r"the last head alone gave \(1, 1, 2, 3\) or other numbers\.",
+    ),
     "a rule that is none": (lambda: as_score("dot"), r"a rule must be a function \(s, b, h, i, j\) .*; got str\."),
     "then a number": (lambda: score.dot().then(3), r"a rule must be a function .*; got int\."),
     "shaw values width": (

@@ -159,6 +159,20 @@ def test_the_gradient_of_shown_weights_is_that_of_the_formula() -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_relative_values_under_argmax_have_the_gradient_of_softmax() -> None:
+    q, k, v = (torch.randn(1, 1, 6, 3, dtype=torch.float64) for _ in range(3))
+    q.requires_grad_()
+    table = torch.randn(5, 3, dtype=torch.float64)
+    near = (torch.arange(6) - torch.arange(6)[:, None]).clamp(-2, 2) + 2
+
+    found = regard.attention(q, k, v, weigh=weigh.argmax(), value=score.shaw_values(table))
+    soft = (q @ k.mT / 3**0.5).softmax(-1)
+    expected = soft @ v + (soft.unsqueeze(-1) * table[near]).sum(-2)
+
+    for got, right in zip(*(torch.autograd.grad(x.sum(), q) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(got, right)
+
+
 def test_relative_values_are_weighed_by_entmax_too() -> None:
     q, k, v = (torch.randn(1, 1, 6, 3, dtype=torch.float64) for _ in range(3))
     table = torch.randn(5, 3, dtype=torch.float64)

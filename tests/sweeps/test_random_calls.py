@@ -120,7 +120,8 @@ def _tiny(expected: Expected, dtype: torch.dtype) -> float:
     """The rounding of terms that cancel: products of the gradient, a value, and a key or query."""
     q, k, v, *captured = (float(x.double().abs().max()) if x.numel() else 0.0 for x in expected.tensors)
     pull = float(expected.pull.double().abs().max()) if expected.pull.numel() else 0.0
-    terms = pull * max(v, *captured, 0.0) * max(q, k, *captured, 1.0)
+    lengths = max(1, expected.call.problem.n_q, expected.call.problem.n_k)
+    terms = pull * max(v, *captured, 0.0) * max(q, k, *captured, 1.0) * lengths  # of a sum, or times a distance
     return 8 * expected.unit / (ULPS * expected.size) * terms + torch.finfo(dtype).tiny
 
 
@@ -173,7 +174,7 @@ def _faults_of_measures(answer: Any, expected: Expected, bound: float) -> list[s
         shown = shown.values[..., : values.shape[-1]] if name == "top" else shown
         off = (shown.double().reshape(values.shape) - values).abs()
         # a sum over n numbers of which each is off; x log x and x |p - j| / sum x are steeper
-        steep = {"entropy": 1 - math.log(max(bound, 1e-300)), "distance": float(n_q + n_k + begin.abs().max())}
+        steep = {"entropy": 1 + abs(math.log(max(bound, 1e-300))), "distance": float(n_q + n_k + begin.abs().max())}
         allowed = bound * max(n_q, n_k) * steep.get(name, 1.0)
         if name == "distance":  # a quotient: the smaller the row's sum, the more a rounding counts
             off = off * mass.clamp(max=1.0)

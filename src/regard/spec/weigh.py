@@ -15,6 +15,7 @@ from regard.spec.formula import Check, Formula, Start, written
 from regard.spec.named import named, unnamed
 from regard.spec.noise import uniform
 from regard.spec.normaliser import Normaliser, Relu, Sigmoid, Softmax
+from regard.spec.precision import fine
 from regard.spec.regions import Lengths
 from regard.spec.rule import Rule, written_rule
 from regard.spec.term import constant
@@ -162,6 +163,9 @@ def _learned_entmax(alpha: Tensor) -> Weigh:
     if alpha.dim() > 1 or not alpha.is_floating_point():
         got = f"{alpha.dtype} of shape {tuple(alpha.shape)}"
         raise SpecError(f"alpha must be one number, or one a head, in floats; got {got}.")
+    alpha = fine(
+        alpha
+    )  # it is used twice, and the gradients of both uses cancel: they are added before they are rounded
     seen = alpha.detach()
     if alpha.device.type != "meta" and not bool(((seen > 1.0) & (seen <= 2.0)).all()):
         raise SpecError(
