@@ -140,6 +140,14 @@ def test_nothing_and_a_normaliser_are_weighings_too() -> None:
             r"sink logits must have one entry for each of 3 heads; got 2 \(shape \(2,\)\)\.",
         ),
         (
+            lambda: weigh.relu(torch.zeros(2, 3)),
+            r"a relu scale must be one number, or one a head; got shape \(2, 3\)\.",
+        ),
+        (
+            lambda: weigh.relu(torch.zeros(2)).check((1, HEADS, 4, 4), 0),
+            r"relu scales must have one entry for each of 3 heads; got 2 \(shape \(2,\)\)\.",
+        ),
+        (
             lambda: as_weigh("softmax"),
             r"weigh must be one of regard\.weigh's, such as weigh\.softmax\(\); got str\.",
         ),
