@@ -522,7 +522,7 @@ def test_there_must_be_as_many_lengths_of_keys_as_of_queries():
 def test_packed_tensors_have_two_or_three_dimensions(shape):
     x = torch.zeros(shape)
 
-    with pytest.raises(SpecError, match=r"\(total, width\) or \(heads, total, width\); got shape"):
+    with pytest.raises(SpecError, match=r"\(total, width\) or \(heads, total, width\); got a tensor of shape"):
         attention_packed(x, x, x, [3, 4])
 
 
@@ -534,7 +534,7 @@ def test_keys_must_have_the_dimensions_of_queries():
 
 
 def test_start_must_be_one_number_or_one_for_each_sequence():
-    with pytest.raises(SpecError, match=r"one for each of 2 sequences; got shape \(3,\)"):
+    with pytest.raises(SpecError, match=r"one for each of 2 sequences; got a tensor of shape \(3,\)"):
         attention_packed(*inputs([3, 4], [3, 4]), [3, 4], start=[0, 0, 0])
 
 

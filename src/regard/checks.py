@@ -5,7 +5,7 @@ dropout = probability(dropout, "dropout")
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -145,6 +145,22 @@ def tensor(
     if dtype is not None and not _has_dtype(value, dtype):
         raise SpecError(f"{name} must hold {DTYPES[dtype]}; got {value.dtype}.")
     return value
+
+
+def same_floats(tensors: Mapping[str, Tensor | None], *, least_dims: int = 0) -> None:
+    """Tensors by name, None left out: floating point numbers of one dtype on one device.
+
+    Autocast mixes dtypes on purpose, so there only whole numbers and booleans are refused.
+    """
+    named = {name: x for name, x in tensors.items() if x is not None}
+    for name, x in named.items():
+        tensor(x, name, dtype="floats")
+        if x.dim() < least_dims:
+            raise SpecError(f"{name} must have at least {least_dims} dimensions; got shape {tuple(x.shape)}.")
+    kinds = {(x.device, x.dtype) for x in named.values()}
+    if len(kinds) > 1 and not torch.is_autocast_enabled(next(iter(named.values())).device.type):
+        got = ", ".join(f"{name} {x.dtype} on {x.device}" for name, x in named.items())
+        raise SpecError(f"{' and '.join(named)} must have one dtype and one device; got {got}.")
 
 
 def describe(value: Any) -> str:

@@ -110,7 +110,6 @@ def additive_scores(
     return 3 * _seen(n_q, n_k, heads, batch, pairs) * hidden
 
 
-@checked
 def projections(
     n_q: int,
     n_k: int,
@@ -126,27 +125,28 @@ def projections(
 
     Self-attention 8nD², without the output 6nD², grouped 4nD² + 4nDGd. `width` is that of the model.
     """
+    _check_flag(output=output)
     _check(0, n_q=n_q, n_k=n_k, batch=batch)
     query_columns, key_columns = _columns(width, heads, key_heads, head_width)
     products = n_q * query_columns * (2 if output else 1) + 2 * n_k * key_columns
     return Flops(projections=2 * batch * width * products)
 
 
-@checked
 def feed_forward(
     length: int, width: int, feed_forward: int | None = None, *, gated: bool = False, batch: int = 1
 ) -> Flops:
     """Two matrices, 4nDF, or three when gated, 6nDF. F is 4 * width by default; 0 means no such part."""
+    _check_flag(gated=gated)
     _check(1, width=width)
     feed_forward = 4 * width if feed_forward is None else feed_forward
     _check(0, length=length, feed_forward=feed_forward, batch=batch)
     return Flops(feed_forward=(6 if gated else 4) * batch * length * width * feed_forward)
 
 
-@checked
 def vocabulary(length: int, width: int, entries: int, *, one_hot_input: bool = False, batch: int = 1) -> Flops:
     """The output head, 2nDV. Embedding is a look-up and free; `one_hot_input=True` counts it as a product,
     as published tables do that print 12nDV for training."""
+    _check_flag(one_hot_input=one_hot_input)
     _check(0, length=length, entries=entries, batch=batch)
     _check(1, width=width)
     return Flops(vocabulary=(4 if one_hot_input else 2) * batch * length * width * entries)
@@ -155,7 +155,6 @@ def vocabulary(length: int, width: int, entries: int, *, one_hot_input: bool = F
 _feed_forward = feed_forward  # `layer` has an argument of that name
 
 
-@checked
 def layer(
     length: int,
     width: int,
@@ -175,6 +174,7 @@ def layer(
     >>> layer(1024, 768).total, layer(1024, 768, pairs=causal_pairs(1024, 1024)).total
     (17716740096, 16107700224)
     """
+    _check_flag(gated=gated)
     _check(0, length=length)
     each = _columns(width, heads, key_heads, head_width)[0] // heads
     return (
@@ -240,7 +240,6 @@ def stored_weights(
     return layers * bytes_per_number * _seen(n_q, n_k, heads, batch, None)
 
 
-@checked
 def activations(
     length: int, width: int, heads: int, *, layers: int = 1, batch: int = 1, recompute: bool = False
 ) -> int:
@@ -248,6 +247,7 @@ def activations(
 
     For 16-bit numbers, dropout, and a plain feed-forward part of 4D. `recompute=True` leaves out 5Hn.
     """
+    _check_flag(recompute=recompute)
     _check(0, length=length, layers=layers, batch=batch)
     _check(1, width=width, heads=heads)
     return layers * batch * length * (34 * width + (0 if recompute else 5 * heads * length))
@@ -384,3 +384,8 @@ def _check(least: int | None, **numbers: object) -> None:
 def _must(holds: bool, message: str) -> None:
     if not holds:
         raise SpecError(message)
+
+
+def _check_flag(**flags: object) -> None:
+    for name, flag in flags.items():
+        _must(isinstance(flag, bool), f"{name} must be True or False; got {name}={flag!r}. Give it as a Python bool.")

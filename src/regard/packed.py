@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.attention import IN_ORDER, answer
-from regard.eager import runs_eagerly
 from regard.checks import describe
+from regard.eager import runs_eagerly
 from regard.errors import SpecError
 from regard.plan.choose import choose
 from regard.spec.array import as_tensor

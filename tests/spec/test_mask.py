@@ -348,7 +348,7 @@ def test_regions_counts_tiles_of_the_size_asked_for() -> None:
 REFUSED = {
     "window of nothing": (lambda: mask.window(0), r"before must be a whole number of at least 1; got 0\."),
     "window after": (lambda: mask.window(3, 0), r"after must be a whole number of at least 1; got 0\."),
-    "window of a float": (lambda: mask.window(2.5), r"before must be a whole number of at least 1; got 2\.5\."),
+    "window of a float": (lambda: mask.window(2.5), r"before must be a whole number; got 2\.5\."),
     "dilated width": (lambda: mask.dilated(0, 2), r"width must be a whole number of at least 1; got 0\."),
     "dilated step": (lambda: mask.dilated(3, -2), r"step must be a whole number of at least 1; got -2\."),
     "blocks": (lambda: mask.blocks(0), r"size must be a whole number of at least 1; got 0\."),
@@ -359,7 +359,7 @@ REFUSED = {
     "random count": (lambda: mask.random_blocks(4, -1), r"count must be a whole number of at least 0; got -1\."),
     "bigbird near": (lambda: mask.bigbird(4, near=0), r"near must be a whole number of at least 1; got 0\."),
     "bigbird ends": (lambda: mask.bigbird(4, ends=-1), r"ends must be a whole number of at least 0; got -1\."),
-    "padding side": (lambda: mask.padding([1], side="top"), r"padding side must be 'left' or 'right'; got 'top'\."),
+    "padding side": (lambda: mask.padding([1], side="top"), r"padding side must be one of 'left', 'right'; got 'top'\."),
     "padding floats": (lambda: mask.padding([1.5]), r"padding lengths must be whole numbers; got torch\.float32\."),
     "document floats": (lambda: mask.documents([0.5]), r"document ids must be whole numbers; got torch\.float32\."),
     "document booleans": (

@@ -157,11 +157,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no width": (lambda: rotary(some(), some(), width=0), r"rotary needs an even width of at most 8; got 0\."),
     "positions": (
         lambda: rotary(some(), some(), torch.arange(4)),
-        r"rotary needs a position for each of 3 vectors; got 4\.",
+        r"a number for each of 3 vectors; got a tensor of shape \(4,\), torch\.int64\.",
     ),
     "positions of keys": (
         lambda: rotary(some(), some(), (torch.arange(3), torch.arange(2))),
-        r"rotary needs a position for each of 3 vectors; got 2\.",
+        r"a number for each of 3 vectors; got a tensor of shape \(2,\), torch\.int64\.",
     ),
 }
 

@@ -393,7 +393,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "sigma": (lambda: score.metric(0.0), r"sigma must be greater than 0; got 0\.0\."),
     "negative sigma": (lambda: score.metric(-2.0), r"sigma must be greater than 0; got -2\.0\."),
-    "sigma that is no number": (lambda: score.metric(math.nan), r"sigma must be greater than 0; got nan\."),
+    "sigma that is no number": (lambda: score.metric(math.nan), r"sigma must be a finite number or a tensor of real numbers; got nan\."),
     "additive": (
         lambda: score.additive(W, W, torch.zeros(5)).check(3, 7),
         r"= \(3, 5\), w_k \(width of k, hidden\) = \(7, 5\) and u .* got w_q=\(3, 4\), w_k=\(3, 4\), u=\(5,\)\.",
@@ -422,7 +422,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "shaw values table": (
         lambda: score.shaw_values(torch.zeros(4, 3)),
-        r"a relative table must be \(2 reach \+ 1, width\); got shape \(4, 3\)\.",
+        r"a relative table must be \(2 reach \+ 1, width\) in floats; got a tensor of shape \(4, 3\)",
     ),
 }  # fmt: skip
 

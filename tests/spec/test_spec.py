@@ -359,7 +359,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a value that is no function": (
         lambda: read(*zeros((5, 8), (5, 8), (5, 8)), value=3),
-        r"value must be a function of the values; got int\.",
+        r"value must be a function \(v\); got 3\.",
     ),
     "a value that loses a dimension": (
         lambda: read(*zeros((5, 8), (5, 8), (5, 8)), value=lambda v: v.sum(0)),

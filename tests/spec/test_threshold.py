@@ -210,7 +210,7 @@ def test_learned_alphas_are_checked() -> None:
 
 @pytest.mark.parametrize("k", [0, -1, 2.0, True])
 def test_top_must_keep_something(k: object) -> None:
-    with pytest.raises(SpecError, match=f"at least 1 key, a whole number; got {k}"):
+    with pytest.raises(SpecError, match=f"(at least 1 key|k must be a whole number); got {k}"):
         weigh.top(k)
 
 

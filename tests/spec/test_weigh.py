@@ -133,7 +133,7 @@ def test_nothing_and_a_normaliser_are_weighings_too() -> None:
     [
         (
             lambda: weigh.sink(torch.zeros(2, 3)),
-            r"a sink logit must be one number, or one a head; got shape \(2, 3\)\.",
+            r"logit must be one number, or one a head, in floats; got torch\.float32 of shape \(2, 3\)\.",
         ),
         (
             lambda: weigh.sink(torch.zeros(2)).check((1, HEADS, 4, 4), 0),

@@ -55,7 +55,7 @@ def suspicious(call: ValidCall, wrong: WrongCall) -> bool:
     is_text = "str" in annotation and wrong.label in ("x", "list of strings")
     is_number = "float" in annotation and wrong.label in ("-1", "-2.5")
     # seeds may be negative; so may a position, of a query before the first key, and an index, from the end
-    is_place = wrong.argument in ("seed", "start", "index") and wrong.label in ("-1", "list of -1")
+    is_place = wrong.argument in ("seed", "start", "index", "axis", "dim", "at") and wrong.label in ("-1", "list of -1")
     return not (is_text or is_number or is_place)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.attention import attention
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.mechanism.heads import by_head, sharing
 from regard.spec import mask
@@ -48,6 +49,7 @@ def block_choice(q: Tensor, k: Tensor, *, block: int, keep: int, causal: bool = 
     1.000 of the weight in 50% of the pairs
     """
     group = _check(q, k, block, keep)
+    block = min(block, max(1, k.shape[-2]))  # a longer block is one block as well
     first, offset = divmod(k.shape[-2] - q.shape[-2], block)
     with torch.no_grad():
         queries = _means(fine(by_head(q)), offset, block)
@@ -65,6 +67,7 @@ def block_choice(q: Tensor, k: Tensor, *, block: int, keep: int, causal: bool = 
 
 def _check(q: Tensor, k: Tensor, block: int, keep: int) -> int:
     """How many query heads share a key head."""
+    same_floats({"q": q, "k": k})
     outer = -3 if q.dim() >= 4 else -2
     if q.dim() < 2 or q.dim() != k.dim() or q.shape[:outer] != k.shape[:outer] or q.shape[-1] != k.shape[-1]:
         raise SpecError(f"q and k must have one batch and one width; got q={tuple(q.shape)}, k={tuple(k.shape)}.")

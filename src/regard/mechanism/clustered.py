@@ -13,10 +13,13 @@ from torch import Tensor
 
 from regard.attention import attend, attention
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.measure import top as largest
 from regard.mechanism.routing import gathered
 from regard.packed import attention_packed
+
+MAX_BITS, MAX_ITERATIONS = 2**16, 1000
 
 
 @checked
@@ -62,11 +65,13 @@ def grouped(q: Tensor, *, clusters: int, bits: int = 32, iterations: int = 10, s
     >>> bool(groups[0] == groups[2] != groups[1] == groups[3])
     True
     """
+    same_floats({"q": q}, least_dims=2)
     n, numbers = q.shape[-2], torch.Generator().manual_seed(seed)
     if not 1 <= clusters <= n:
         raise SpecError(f"clusters must be from 1 to the number of queries, {n}; got {clusters}.")
-    if bits < 1 or iterations < 0:
-        raise SpecError(f"bits must be at least 1 and iterations at least 0; got {bits} and {iterations}.")
+    if not 1 <= bits <= MAX_BITS or not 0 <= iterations <= MAX_ITERATIONS:
+        limits = f"bits must be from 1 to {MAX_BITS:,} and iterations from 0 to {MAX_ITERATIONS:,}"
+        raise SpecError(f"{limits}; got {bits} and {iterations}.")
     planes = torch.randn(q.shape[-1], bits, generator=numbers, dtype=torch.float64).to(q)
     codes = torch.where(q @ planes > 0, 1.0, -1.0)
     centres = codes[..., torch.randperm(n, generator=numbers)[:clusters].to(q.device), :]
@@ -83,6 +88,7 @@ def _nearest(codes: Tensor, centres: Tensor) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, groups: Tensor) -> None:
+    same_floats({"q": q, "k": k, "v": v})
     if q.dim() < 3 or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2] or k.shape[-2] != v.shape[-2]:
         shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
         raise SpecError(
@@ -93,6 +99,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, groups: Tensor) -> None:
         raise SpecError(f"groups must have a whole number for each query, {tuple(q.shape[:-1])}; got {got}.")
     if groups.numel() and int(groups.min()) < 0:
         raise SpecError(f"groups must be numbered from 0 on; got {int(groups.min())}.")
+    if groups.numel() and int(groups.max()) >= q.shape[-2]:
+        raise SpecError(f"groups must be numbered below the number of queries, {q.shape[-2]}; got {int(groups.max())}.")
 
 
 def _means(q: Tensor, groups: Tensor) -> Tensor:

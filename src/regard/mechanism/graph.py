@@ -19,8 +19,11 @@ from torch.nn.functional import leaky_relu
 
 from regard.attention import attention
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.spec.score import custom, dot
+
+MAX_NODES = 2**16  # of a matrix of nodes x nodes: 4 GB
 
 
 @checked
@@ -139,6 +142,8 @@ def adjacency_of(edges: Tensor, nodes: int) -> Tensor:
     tensor([[False, False],
             [ True,  True]])
     """
+    if not 0 <= nodes <= MAX_NODES:
+        raise SpecError(f"nodes must be from 0 to {MAX_NODES:,}; got {nodes}.")
     source, target = _ends(edges, nodes, self_loops=False)
     seen = torch.zeros(nodes, nodes, dtype=torch.bool, device=edges.device)
     seen[target, source] = True
@@ -146,6 +151,7 @@ def adjacency_of(edges: Tensor, nodes: int) -> Tensor:
 
 
 def _check(x: Tensor, matrices: dict[str, Tensor], vectors: dict[str, Tensor], slope: float) -> None:
+    same_floats({"x": x, **matrices, **vectors})
     if x.dim() != 2:
         raise SpecError(f"x must be (nodes, features); got shape {tuple(x.shape)}.")
     first = next(iter(matrices.values()))

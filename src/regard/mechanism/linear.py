@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.spec.feature import FeatureMap, Rows, as_features
 
@@ -106,9 +107,13 @@ def linear_step(
 
 
 def _for_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    same_floats({"q": q, "k": k, "v": v})
     if q.dim() < 2 or not q.dim() == k.dim() == v.dim() or k.shape[-2] != v.shape[-2]:
         shapes = ", ".join(f"{name}={tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
         raise SpecError(f"q, k and v must have the same dimensions, and k and v the same length; got {shapes}.")
+    shapes = ", ".join(f"{name}={tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
+    if q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2] or not 0 < q.shape[-1] == k.shape[-1]:
+        raise SpecError(f"q, k and v must have one batch, and q and k one width of at least 1; got {shapes}.")
     if q.dim() < 3 or q.shape[-3] == k.shape[-3]:
         return k, v
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.attention import attention
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.mechanism.heads import heads_of, sharing
 from regard.spec.score import dot
@@ -42,6 +43,8 @@ def linformer(
     torch.Size([2, 4, 100, 8])
     """
     f = e if f is None else f
+    same_floats({"q": q, "e": e, "f": f})
+    same_floats({"q": q, "k": k, "v": v}, least_dims=2)
     for name, matrix, rows in (("e", e, k), ("f", f, v)):
         _check(name, matrix, rows)
     if e.shape[-2] != f.shape[-2]:
@@ -72,6 +75,7 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     >>> efficient_attention(q, k, torch.ones(2, 4, 100, 3)).allclose(torch.ones(2, 4, 100, 3))
     True
     """
+    same_floats({"q": q, "k": k, "v": v}, least_dims=2)
     if not q.dim() == k.dim() == v.dim() or q.shape[-1] != k.shape[-1]:
         shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
         raise SpecError(f"q, k and v must have the same dimensions, and q and k the same width; got {shapes}.")

@@ -56,7 +56,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[int], dilations: 
             f"k and v must have the same number of heads, and it must divide that of q; got {key_heads}, {value_heads} "
             f"and {heads}."
         )
-    if not segments or len(segments) != len(dilations):
+    if not len(segments) == len(dilations) > 0:
         raise SpecError(
             f"segments and dilations must be as many, and at least 1; got {len(segments)} and {len(dilations)}."
         )

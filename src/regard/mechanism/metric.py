@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.attention import attention
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.spec.score import Number, mahalanobis, metric
 
@@ -57,6 +58,7 @@ def metric_attention(
 
 
 def _check(x: Tensor, weights: dict[str, Tensor], sigma: Number | None, matrix: Tensor | None) -> None:
+    same_floats({"x": x, **weights}, least_dims=2)
     if sigma is not None and matrix is not None:
         raise SpecError("a distance must be measured by sigma or by matrix; got both. M = 1/σ² is the same as sigma.")
     shapes = ", ".join(f"{name}={tuple(w.shape)}" for name, w in weights.items())

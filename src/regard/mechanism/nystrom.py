@@ -14,9 +14,12 @@ from torch import Tensor
 
 from regard.attention import attention
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.mechanism.heads import by_head, heads_of, sharing
 from regard.spec.precision import fine
+
+MAX_ITERATIONS = 1000
 
 
 @checked
@@ -76,6 +79,9 @@ def pseudo_inverse(a: Tensor, iterations: int | None = 6) -> Tensor:
     tensor([[1., 0.],
             [0., 2.]])
     """
+    same_floats({"a": a}, least_dims=2)
+    if 0 in a.shape[-2:]:
+        raise SpecError(f"a must have at least 1 row and 1 column; got shape {tuple(a.shape)}.")
     _check_iterations(iterations)
     if iterations is None:
         exact: Tensor = torch.linalg.pinv(a)
@@ -92,6 +98,7 @@ def pseudo_inverse(a: Tensor, iterations: int | None = 6) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, landmarks: int, kernel: Tensor | None, padding: Tensor | None) -> None:
+    same_floats({"q": q, "k": k, "v": v, "kernel": kernel})
     outer = -3 if q.dim() >= 4 else -2
     if not 2 <= q.dim() == k.dim() or q.shape[:outer] != k.shape[:outer] or k.shape[:-1] != v.shape[:-1]:
         shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
@@ -114,8 +121,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, landmarks: int, kernel: Tensor | Non
 
 
 def _check_iterations(iterations: int | None) -> None:
-    if iterations is not None and iterations < 1:
-        raise SpecError(f"iterations must be at least 1, or None for the exact inverse; got {iterations}.")
+    if iterations is not None and not 1 <= iterations <= MAX_ITERATIONS:
+        limits = f"from 1 to {MAX_ITERATIONS:,}, or None for the exact inverse"
+        raise SpecError(f"iterations must be {limits}; got {iterations}.")
 
 
 def _through_landmarks(q: Tensor, k: Tensor, v: Tensor, m: int, iterations: int | None, real: Tensor | None) -> Tensor:

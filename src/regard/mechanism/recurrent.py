@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard.attention import attend
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.result import Attended
 from regard.spec.mask import Mask, Numbers, padding, where, window
@@ -114,6 +115,7 @@ def luong_location(h: Tensor, memory: Tensor, w_a: Tensor, *, lengths: Numbers |
     >>> luong_location(torch.zeros(1, 3), torch.eye(2), torch.ones(3, 9)).output
     tensor([[0.5000, 0.5000]])
     """
+    same_floats({"h": h, "w_a": w_a})
     seen, n = _counting(h, memory, lengths), memory.shape[-2]
     if w_a.dim() != 2 or w_a.shape[0] != h.shape[-1] or w_a.shape[1] < n:
         wanted = f"({h.shape[-1]}, at least {n})"
@@ -182,6 +184,7 @@ def local_predictive(
 
 def _place(h: Tensor, w_p: Tensor, v_p: Tensor) -> Tensor:
     """Where in the memory each state looks, from 0 for its begin to 1 for its end: (batch, heads, steps)."""
+    same_floats({"h": h, "w_p": w_p, "v_p": v_p})
     if w_p.dim() != 2 or w_p.shape[0] != h.shape[-1] or v_p.shape != w_p.shape[1:]:
         wanted = f"w_p must be (width of h, hidden) = ({h.shape[-1]}, hidden) and v_p (hidden,)"
         raise SpecError(f"{wanted}; got w_p={tuple(w_p.shape)}, v_p={tuple(v_p.shape)}.")
@@ -196,6 +199,10 @@ def attentional(context: Tensor, h: Tensor, w_c: Tensor) -> Tensor:
     >>> attentional(torch.ones(1, 2), torch.ones(1, 3), torch.zeros(5, 4)).shape
     torch.Size([1, 4])
     """
+    same_floats({"context": context, "h": h, "w_c": w_c}, least_dims=1)
+    if context.shape[:-1] != h.shape[:-1]:
+        shapes = f"context={tuple(context.shape)}, h={tuple(h.shape)}"
+        raise SpecError(f"context and h must have the same dimensions but for the last; got {shapes}.")
     rows = context.shape[-1] + h.shape[-1]
     if w_c.dim() != 2 or w_c.shape[0] != rows:
         raise SpecError(f"w_c must be (width of context + width of h, ...) = ({rows}, ...); got {tuple(w_c.shape)}.")

@@ -22,9 +22,12 @@ from torch import Tensor
 
 from regard.attention import attend
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.engine.merge import merge
 from regard.errors import SpecError
 from regard.spec.score import scaled_dot
+
+MAX_NUMBERS = 2**28
 
 
 @checked
@@ -94,10 +97,16 @@ def lsh_hashes(qk: Tensor, *, buckets: int | Sequence[int], rounds: int = 1, see
         raise SpecError(f"buckets must be even and at least 2; got {buckets}.")
     if rounds < 1:
         raise SpecError(f"rounds must be at least 1; got {rounds}.")
+    same_floats({"qk": qk}, least_dims=2)
     x = qk.detach() if qk.dim() >= 4 else qk.detach().unsqueeze(-3)
     columns = [b // 2 for b in factors]
     numbers = torch.Generator().manual_seed(seed)
     size = (x.shape[-3], x.shape[-1], rounds, sum(columns))
+    if math.prod(size) > MAX_NUMBERS or rounds * x.shape[:-1].numel() > MAX_NUMBERS:
+        raise SpecError(
+            f"rounds times buckets must be small enough for {MAX_NUMBERS:,} random numbers; got {rounds} rounds and "
+            f"{buckets} buckets."
+        )
     rotations = torch.randn(size, generator=numbers, dtype=torch.float64).to(x)
     bucket = torch.zeros(rounds, *x.shape[:-1], dtype=torch.long, device=x.device)
     before = 1
@@ -109,6 +118,7 @@ def lsh_hashes(qk: Tensor, *, buckets: int | Sequence[int], rounds: int = 1, see
 
 
 def _check(qk: Tensor, v: Tensor, chunk: int) -> None:
+    same_floats({"qk": qk, "v": v})
     if qk.dim() < 2 or qk.shape[:-1] != v.shape[:-1]:
         raise SpecError(f"v must be as qk but for its width; got qk={tuple(qk.shape)}, v={tuple(v.shape)}.")
     if chunk < 1:

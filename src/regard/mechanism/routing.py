@@ -13,6 +13,7 @@ from torch.nn.functional import layer_norm, one_hot
 
 from regard.attention import attend
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 
 
@@ -69,6 +70,7 @@ def moved(centroids: Tensor, q: Tensor, k: Tensor, *, decay: float = 0.999) -> T
 
 
 def _check(q: Tensor, k: Tensor, centroids: Tensor) -> None:
+    same_floats({"q": q, "k": k, "centroids": centroids})
     if q.dim() < 3 or q.shape[:-2] != k.shape[:-2] or q.shape[-1] != k.shape[-1]:
         shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}"
         raise SpecError(f"q and k must be (..., heads, n, width) and differ in their length alone; got {shapes}.")

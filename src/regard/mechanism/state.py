@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.checked import checked
+from regard.checks import same_floats
 from regard.errors import SpecError
 
 
@@ -32,7 +33,12 @@ def retention(
     >>> retention(one, one, one, 0.5)[0].flatten().tolist()
     [1.0, 1.5, 1.75]
     """
+    same_floats({"q": q}, least_dims=2)
     gamma = torch.as_tensor(decay, dtype=q.dtype, device=q.device)
+    leading = tuple(q.shape[:-2])
+    sizes = zip(reversed(gamma.shape), reversed(leading), strict=False)
+    if gamma.dim() > len(leading) or any(size not in (1, whole) for size, whole in sizes):
+        raise SpecError(f"decay must be one number, or broadcast to {leading}; got shape {tuple(gamma.shape)}.")
     if not bool(((gamma > 0.0) & (gamma <= 1.0)).all()):
         raise SpecError(f"decay must be above 0 and at most 1; got {gamma.tolist()}.")
     gates = gamma.reshape(*gamma.shape, 1, 1).expand(*q.shape[:-1], 1)
@@ -73,6 +79,7 @@ def delta(
     >>> delta(one, one, torch.tensor([5.0, 7.0, 9.0]).view(1, 3, 1), torch.ones(1, 3))[0].flatten().tolist()
     [5.0, 7.0, 9.0]
     """
+    same_floats({"k": k, "beta": beta})
     if beta.shape != k.shape[:-1]:
         raise SpecError(f"beta must have one number a key, {tuple(k.shape[:-1])}; got {tuple(beta.shape)}.")
     return _walk(q, k, v, gates, beta.unsqueeze(-1), state, chunk)
@@ -126,6 +133,7 @@ def _products(q: Tensor, k: Tensor, lost: Tensor | None) -> Tensor:
 
 def _checked(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, state: Tensor | None, chunk: int) -> Tensor:
     """The state to begin with, where everything fits."""
+    same_floats({"q": q, "k": k, "v": v, "gates": gates, "state": state}, least_dims=2)
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1]:
         shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
         raise SpecError(f"q and k must have the same shape, and v the same but for its width; got {shapes}.")

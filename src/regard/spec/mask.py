@@ -189,7 +189,8 @@ def _lengths(n_q: int, n_k: int | None, batch: int, heads: int, start: Start | N
     if isinstance(start, Tensor):
         start = checked_tensor(start, "start", dims=(0, 1), dtype="integers").reshape(-1)
         if len(start) not in (1, batch):
-            raise SpecError(f"start must be one whole number, or one for each of {batch} batch elements; got {len(start)}.")
+            each = f"one for each of {batch} batch elements"
+            raise SpecError(f"start must be one whole number, or {each}; got {len(start)}.")
     return (batch, heads, n_q, n_k), n_k - n_q if start is None else start
 
 

@@ -38,8 +38,9 @@ def rotary(
     if positions is None:
         positions = (torch.arange(n_k - n_q, n_k, device=q.device), torch.arange(n_k, device=k.device))
     is_pair = isinstance(positions, (tuple, list)) and len(positions) == 2 and not isinstance(positions[0], int)
-    at_q, at_k = (_places(at, x) for at, x in zip(positions if is_pair else (positions, positions), (q, k), strict=True))
-    return _turned(q, at_q, layout, base, width), _turned(k, at_k, layout, base, width)
+    at_q, at_k = positions if is_pair else (positions, positions)
+    turned_q, turned_k = (_turned(x, _places(at, x), layout, base, width) for x, at in ((q, at_q), (k, at_k)))
+    return turned_q, turned_k
 
 
 def _places(at: Any, x: Tensor) -> Tensor:

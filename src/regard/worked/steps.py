@@ -22,6 +22,7 @@ from regard.worked.table import DIGITS, Labels
 from regard.worked.tex import latex_of
 
 
+@checked
 def steps(
     q: Any,
     k: Any,

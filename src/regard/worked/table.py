@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.checks import whole_number
 from regard.errors import SpecError
 from regard.worked.stage import Stage
 
+MAX_DIGITS = 50  # behind the point; a float64 has no more that mean anything
 DIGITS = 4  # behind the point
 SEEN, HIDDEN = "█", "·"
 
@@ -102,6 +104,7 @@ def texts(values: Tensor, digits: int = DIGITS) -> Any:
 
 
 def _writer(values: Tensor, digits: int) -> Any:
+    whole_number(digits, "digits", at_least=0, at_most=MAX_DIGITS)
     if values.dtype == torch.bool:
         return lambda x: SEEN if x else HIDDEN
     finite = values[values.isfinite()].double()

@@ -8,7 +8,6 @@ from regard import score
 from tests.sweeps.valid_calls.inputs import in_attention, numbers, qkv
 from tests.sweeps.valid_calls.table import ValidCall, given
 
-
 NUMBERS = "-2.5|nan|list of -1|list of nan"  # of a tensor that is added to scores any number may be meant
 
 
@@ -19,7 +18,11 @@ def named(
         return given(*positional, **keywords)
 
     return ValidCall(
-        f"regard.score.{name}", lambda: getattr(score, name), arguments, in_attention(use) if use else None, accepts or {}
+        f"regard.score.{name}",
+        lambda: getattr(score, name),
+        arguments,
+        in_attention(use) if use else None,
+        accepts or {},
     )
 
 
