@@ -323,3 +323,20 @@ def test_what_one_rule_would_refuse_is_not_answered_as_another_that_looks_the_sa
     with pytest.raises(regard.errors.SpecError, match="slopes"):
         regard.attention(q, k, v, score=score.alibi(many))
     assert not answers
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dropout": None}, r"dropout must be a number at least 0 and less than 1; got None"),
+        ({"dropout": []}, r"dropout must be a number at least 0 and less than 1; got list of 0"),
+        ({"seed": "x"}, r"seed must be a whole number from .*; got 'x'"),
+        ({"engine": []}, r"engine must be one of native, .*; got list of 0"),
+    ],
+)
+def test_wrong_options_are_refused_also_the_second_time(options: dict[str, object], message: str) -> None:
+    x = torch.randn(1, 2, 6, 8)
+    regard.attention(x, x, x)
+    regard.attention(x, x, x)
+    with pytest.raises(regard.errors.RegardError, match=message):
+        regard.attention(x, x, x, **options)

@@ -160,7 +160,7 @@ def same_floats(tensors: Mapping[str, Tensor | None], *, least_dims: int = 0) ->
     kinds = {(x.device, x.dtype) for x in named.values()}
     if len(kinds) > 1 and not torch.is_autocast_enabled(next(iter(named.values())).device.type):
         got = ", ".join(f"{name} {x.dtype} on {x.device}" for name, x in named.items())
-        raise SpecError(f"{' and '.join(named)} must have one dtype and one device; got {got}.")
+        raise SpecError(f"{', '.join(named)} must have one dtype and one device; got {got}.")
 
 
 def describe(value: Any) -> str:

@@ -178,5 +178,5 @@ def test_what_is_wrong_is_said() -> None:
         clustered(q, k, v, groups, top=12)
     with pytest.raises(SpecError, match="the number of queries, 9; got 10"):
         grouped(q, clusters=10)
-    with pytest.raises(SpecError, match="bits must be at least 1 and iterations at least 0; got 0 and 2"):
+    with pytest.raises(SpecError, match="bits must be from 1 to 65,536 and iterations from 0 to 1,000; got 0 and 2"):
         grouped(q, clusters=2, bits=0, iterations=2)

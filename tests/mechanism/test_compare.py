@@ -117,7 +117,7 @@ def test_it_draws_itself(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_said() -> None:
     q, k, v = problem()
-    with pytest.raises(SpecError, match="at least 1 round; got 0"):
+    with pytest.raises(SpecError, match="from 1 to 1,000 rounds; got 0"):
         regard.compare(q, k, v, {}, {}, rounds=0)
     with pytest.raises(SpecError, match=r"b must be a mapping of options.*got int"):
         regard.compare(q, k, v, {}, 3)

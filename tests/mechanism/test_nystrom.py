@@ -363,9 +363,9 @@ def test_what_is_wrong_is_said() -> None:
     q, k, v = numbers(6, 5)
     with pytest.raises(SpecError, match="landmarks must be at least 1; got 0"):
         nystrom(q, k, v, landmarks=0)
-    with pytest.raises(SpecError, match="iterations must be at least 1, or None for the exact inverse; got 0"):
+    with pytest.raises(SpecError, match="iterations must be from 1 to 1,000, or None for the exact inverse; got 0"):
         nystrom(q, k, v, iterations=0)
-    with pytest.raises(SpecError, match="iterations must be at least 1, or None for the exact inverse; got -1"):
+    with pytest.raises(SpecError, match="iterations must be from 1 to 1,000, or None for the exact inverse; got -1"):
         pseudo_inverse(torch.eye(2), -1)
     with pytest.raises(SpecError, match="queries and keys must be one sequence; got 6 and 5"):
         nystrom(q, k, v, kernel=torch.ones(4, 3))

@@ -359,7 +359,7 @@ REFUSED = {
     "random count": (lambda: mask.random_blocks(4, -1), r"count must be a whole number of at least 0; got -1\."),
     "bigbird near": (lambda: mask.bigbird(4, near=0), r"near must be a whole number of at least 1; got 0\."),
     "bigbird ends": (lambda: mask.bigbird(4, ends=-1), r"ends must be a whole number of at least 0; got -1\."),
-    "padding side": (lambda: mask.padding([1], side="top"), r"padding side must be one of 'left', 'right'; got 'top'\."),
+    "padding side": (lambda: mask.padding([1], "top"), r"padding side must be one of 'left', 'right'; got 'top'\."),
     "padding floats": (lambda: mask.padding([1.5]), r"padding lengths must be whole numbers; got torch\.float32\."),
     "document floats": (lambda: mask.documents([0.5]), r"document ids must be whole numbers; got torch\.float32\."),
     "document booleans": (

@@ -252,8 +252,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: changed(score.relative(torch.ones(32, 3)), zeros(heads=2)),
         r"relative table must have one entry for each of 2 heads; got 3 \(shape \(32, 3\)\)\.",
     ),
-    "even table": (lambda: reach_of(torch.ones(4, 3)), r"\(2 reach \+ 1, width\) in floats; got a tensor of shape \(4, 3\)"),
-    "flat table": (lambda: score.shaw_keys(torch.ones(3)), r"\(2 reach \+ 1, width\) in floats; got a tensor of shape \(3,\)"),
+    "even table": (lambda: reach_of(torch.ones(4, 3)), r"1, width\) in floats; got a tensor of shape \(4, 3\)"),
+    "flat table": (lambda: score.shaw_keys(torch.ones(3)), r"1, width\) in floats; got a tensor of shape \(3,\)"),
     "table width": (
         lambda: changed(score.shaw_keys(torch.ones(3, 5)), zeros(), queries=torch.ones(1, 1, 4, 6)),
         r"shaw_keys needs a table as wide as q; got table=5, q=6\.",

@@ -19,7 +19,7 @@ from regard.measure import top as largest
 from regard.mechanism.routing import gathered
 from regard.packed import attention_packed
 
-MAX_BITS, MAX_ITERATIONS = 2**16, 1000
+MAX_GROUPS, MAX_BITS, MAX_ITERATIONS = 2**20, 2**16, 1000
 
 
 @checked
@@ -99,8 +99,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, groups: Tensor) -> None:
         raise SpecError(f"groups must have a whole number for each query, {tuple(q.shape[:-1])}; got {got}.")
     if groups.numel() and int(groups.min()) < 0:
         raise SpecError(f"groups must be numbered from 0 on; got {int(groups.min())}.")
-    if groups.numel() and int(groups.max()) >= q.shape[-2]:
-        raise SpecError(f"groups must be numbered below the number of queries, {q.shape[-2]}; got {int(groups.max())}.")
+    if groups.numel() and int(groups.max()) >= MAX_GROUPS:
+        raise SpecError(f"groups must be numbered below {MAX_GROUPS:,}; got {int(groups.max())}.")
 
 
 def _means(q: Tensor, groups: Tensor) -> Tensor:

@@ -70,7 +70,6 @@ def moved(centroids: Tensor, q: Tensor, k: Tensor, *, decay: float = 0.999) -> T
 
 
 def _check(q: Tensor, k: Tensor, centroids: Tensor) -> None:
-    same_floats({"q": q, "k": k, "centroids": centroids})
     if q.dim() < 3 or q.shape[:-2] != k.shape[:-2] or q.shape[-1] != k.shape[-1]:
         shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}"
         raise SpecError(f"q and k must be (..., heads, n, width) and differ in their length alone; got {shapes}.")
@@ -78,6 +77,7 @@ def _check(q: Tensor, k: Tensor, centroids: Tensor) -> None:
     if centroids.dim() != 3 or centroids.shape[0] != heads or centroids.shape[1] < 1 or centroids.shape[2] != width:
         wanted = f"(heads, clusters, width) = ({heads}, at least 1, {width})"
         raise SpecError(f"centroids must be {wanted}; got {tuple(centroids.shape)}.")
+    same_floats({"q": q, "k": k, "centroids": centroids})
 
 
 def _normalised(x: Tensor) -> Tensor:

@@ -79,7 +79,6 @@ def delta(
     >>> delta(one, one, torch.tensor([5.0, 7.0, 9.0]).view(1, 3, 1), torch.ones(1, 3))[0].flatten().tolist()
     [5.0, 7.0, 9.0]
     """
-    same_floats({"k": k, "beta": beta})
     if beta.shape != k.shape[:-1]:
         raise SpecError(f"beta must have one number a key, {tuple(k.shape[:-1])}; got {tuple(beta.shape)}.")
     return _walk(q, k, v, gates, beta.unsqueeze(-1), state, chunk)
@@ -90,6 +89,7 @@ def _walk(
 ) -> tuple[Tensor, Tensor]:
     """Chunk after chunk, each from the state that the one before it left."""
     state = _checked(q, k, v, gates, state, chunk)
+    same_floats({"q": q, "beta": beta})
     logs = None if gates is None else gates.log()
     outputs = [v.new_zeros((*v.shape[:-2], 0, v.shape[-1]))]
     for first in range(0, q.shape[-2], chunk):
@@ -133,7 +133,7 @@ def _products(q: Tensor, k: Tensor, lost: Tensor | None) -> Tensor:
 
 def _checked(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, state: Tensor | None, chunk: int) -> Tensor:
     """The state to begin with, where everything fits."""
-    same_floats({"q": q, "k": k, "v": v, "gates": gates, "state": state}, least_dims=2)
+    same_floats({"q": q, "k": k, "v": v}, least_dims=2)
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1]:
         shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
         raise SpecError(f"q and k must have the same shape, and v the same but for its width; got {shapes}.")
@@ -144,4 +144,5 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, state: Tenso
     shape = (*q.shape[:-2], k.shape[-1], v.shape[-1])
     if state is not None and state.shape != shape:
         raise SpecError(f"the state must be {shape}; got {tuple(state.shape)}.")
+    same_floats({"q": q, "gates": gates, "state": state})
     return q.new_zeros(shape) if state is None else state
