@@ -31,6 +31,9 @@ from regard.errors import BudgetError, SpecError
         (lambda: checks.text(b"x", "title"), "title must be a string; got bytes."),
         (lambda: checks.device("x"), "device must be a device of torch, such as 'cpu' or 'cuda:0'; got 'x'."),
         (lambda: checks.device(0), "device must be a device of torch, such as 'cpu' or 'cuda:0'; got 0."),
+        (lambda: checks.array([[1], [2, 3]], "maps"), "maps must be a tensor, .* of real numbers; got list of 2."),
+        (lambda: checks.array([None], "maps"), "maps must be a tensor, .* of real numbers; got list of 1."),
+        (lambda: checks.array(torch.ones(2), "maps", dims=(2,)), r"maps must have 2 dimensions; got shape \(2,\)."),
         (lambda: checks.finite_number(math.nan, "eps"), "eps must be a finite number; got nan."),
         (lambda: checks.finite_number(10**400, "eps"), "eps must be a finite number; got 1000"),
         (lambda: checks.finite_number(0, "factor", above=0), "factor must be a finite number above 0; got 0."),
@@ -65,6 +68,7 @@ def test_a_parameter_that_no_machine_can_hold_is_refused_with_its_bytes() -> Non
 
 
 def test_right_values_come_back_as_their_types() -> None:
+    assert checks.array(torch.ones(2, dtype=torch.bfloat16, requires_grad=True), "x").tolist() == [1.0, 1.0]
     assert checks.flag(np.True_, "bias") is True
     assert checks.device("cpu") == checks.device(torch.device("cpu")) == torch.device("cpu")
     assert checks.whole_number(np.int64(3), "n") == 3 and type(checks.whole_number(np.int64(3), "n")) is int

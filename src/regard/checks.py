@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import BudgetError, SpecError
@@ -161,6 +162,23 @@ def same_floats(tensors: Mapping[str, Tensor | None], *, least_dims: int = 0) ->
     if len(kinds) > 1 and not torch.is_autocast_enabled(next(iter(named.values())).device.type):
         got = ", ".join(f"{name} {x.dtype} on {x.device}" for name, x in named.items())
         raise SpecError(f"{', '.join(named)} must have one dtype and one device; got {got}.")
+
+
+def array(value: Any, name: str, *, dims: Collection[int] | None = None) -> NDArray[np.float64]:
+    """The value as an array of float64: a tensor, an array, or nested lists of numbers. It may hold NaN."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = value.double().numpy() if not value.is_complex() else value.numpy()
+    try:
+        plain = np.asarray(value)
+    except (TypeError, ValueError, OverflowError):
+        plain = np.asarray(None)
+    if plain.dtype.kind not in "biuf":
+        raise SpecError(f"{name} must be a tensor, an array or lists of real numbers; got {describe(value)}.")
+    if dims is not None and plain.ndim not in dims:
+        allowed = " or ".join(str(n) for n in dims)
+        raise SpecError(f"{name} must have {allowed} dimensions; got shape {plain.shape}.")
+    return plain.astype(np.float64)
 
 
 def describe(value: Any) -> str:

@@ -546,5 +546,5 @@ def test_questions_that_pages_cannot_answer_are_refused() -> None:
     with pytest.raises(SpecError, match="attention needs keys and values; layer 5 keeps 1 kinds of rows"):
         cache.attention(5, who[:1], q[:1])
     for name in ("size", "most"):
-        with pytest.raises(SpecError, match=f"{name} must be at least 1; got 0"):
+        with pytest.raises(SpecError, match=rf"{name} must be a whole number from 1 to \d+; got 0"):
             PagedCache(**{name: 0})

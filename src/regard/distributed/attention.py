@@ -4,15 +4,15 @@ from typing import Any
 
 import torch
 
+from regard import checks
 from regard.distributed.agree import agreed
 from regard.distributed.gather import gather
-from regard.distributed.layout import LAYOUTS, check
+from regard.distributed.layout import LAYOUTS, check, check_parts, row_count
 from regard.distributed.metric import centred
 from regard.distributed.peers import Peers
 from regard.distributed.ring import ring
 from regard.distributed.share import Share
 from regard.distributed.ulysses import ulysses
-from regard.errors import SpecError
 from regard.spec.read import read
 from regard.spec.spec import Question
 
@@ -47,17 +47,16 @@ def attention(
     keys on every rank; every weighing of rows). layout: who holds what, see `regard.distributed.layout`.
     """
     peers = Peers.of(group)
-    for name, given, known in (("method", method, METHODS), ("layout", layout, LAYOUTS)):
-        if given not in known:
-            raise SpecError(f"{name} must be one of {', '.join(known)}; got {given!r}.")
-    drawn = seed if seed is not None else int(torch.randint(2**62, ())) if dropout else 0
-    own = [int(q.shape[-2]), int(k.shape[-2]), drawn % 2**63]
+    checks.choice(method, "method", METHODS)
+    checks.choice(layout, "layout", LAYOUTS)
+    own = [row_count(q), row_count(k), _drawn(seed, dropout)]
     every = peers.every(own)
     seed = every[0][2] if seed is None else seed  # one pattern for all: that of the first rank
     lengths = [n for n, _, _ in every], [n for _, n, _ in every]
     options = dict(score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
 
-    def question() -> Question:
+    def question() -> Question:  # refuses on all ranks, also where only one was called with wrong arguments
+        check_parts(q, k, v, engine)
         for rows, name in zip(lengths, ("q", "k"), strict=True):
             check(rows, layout, name)
         return read(q, k, v, whole=(sum(lengths[0]), sum(lengths[1])), **options)
@@ -66,6 +65,13 @@ def attention(
     asked = agreed(peers, question, more)
     share = Share(centred(asked, peers), peers, layout, engine)
     return asked.shaped(METHODS[method](share))
+
+
+def _drawn(seed: object, dropout: object) -> int:
+    """The seed, or another one at each call with dropout; wrong values are refused later, by all ranks together."""
+    if isinstance(seed, int):
+        return seed % 2**63
+    return int(torch.randint(2**62, ())) if isinstance(dropout, (int, float)) and dropout else 0
 
 
 def _needed(*tensors: Any) -> list[bool]:

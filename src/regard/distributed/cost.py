@@ -16,6 +16,7 @@ send first.
 
 from dataclasses import dataclass
 
+from regard import checks
 from regard.errors import SpecError
 
 METHODS = ("ring", "gather", "ulysses")
@@ -34,6 +35,8 @@ class Predicted:
 
     def seconds(self, flops: float, bandwidth: float) -> float:
         """How long it takes at so many FLOPs and so many bytes a second."""
+        checks.finite_number(flops, "flops", above=0)
+        checks.finite_number(bandwidth, "bandwidth", above=0)
         computing, sending = self.flops / flops, self.sent / bandwidth
         return max(computing, sending) if self.method == "ring" else computing + sending
 
@@ -57,6 +60,9 @@ def predicted(
     """
     key_heads = heads if key_heads is None else key_heads
     _check(method, n, width, heads, key_heads, ranks)
+    checks.flag(causal, "causal")
+    checks.flag(training, "training")
+    checks.size(bytes_each, "bytes_each")
     pairs = n * (n + 1) // 2 if causal else n * n
     rows = -(-n // ranks)
     whole = max(key_heads, ranks) if method == "ulysses" else key_heads
@@ -95,11 +101,9 @@ def _held(method: str, q: int, k: int, ranks: int, training: bool) -> int:
 
 
 def _check(method: str, n: int, width: int, heads: int, key_heads: int, ranks: int) -> None:
-    if method not in METHODS:
-        raise SpecError(f"method must be one of {', '.join(METHODS)}; got {method!r}.")
+    checks.choice(method, "method", METHODS)
     for name, number in (("n", n), ("width", width), ("heads", heads), ("key_heads", key_heads), ("ranks", ranks)):
-        if number < 1:
-            raise SpecError(f"{name} must be at least 1; got {number}.")
+        checks.positive_int(number, name)
     if method == "ulysses" and not whole_heads(heads, key_heads, ranks):
         raise SpecError(
             "ulysses gives each rank as many heads, so ranks must divide heads, and key heads or the other way round; "

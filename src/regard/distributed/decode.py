@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard import checks
 from regard.distributed.agree import agreed
 from regard.distributed.answered import Pair, completed, joined
-from regard.distributed.layout import LAYOUTS, check
+from regard.distributed.layout import LAYOUTS, check, check_parts, row_count
 from regard.distributed.metric import centred
 from regard.distributed.peers import Peers
 from regard.distributed.ring import refuse
 from regard.distributed.share import HALVES, Share, slices
-from regard.errors import SpecError
 from regard.spec.place import Places
 from regard.spec.precision import without_autocast
 from regard.spec.read import read
@@ -45,18 +45,18 @@ def decode(
     of keys where the layout is contiguous, as a cache that grows on one rank does. No gradients: this is for writing.
     """
     peers = Peers.of(group)
-    if layout not in LAYOUTS:
-        raise SpecError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}.")
+    checks.choice(layout, "layout", LAYOUTS)
     with torch.no_grad():
-        lengths = [n for (n,) in peers.every([int(k.shape[-2])])]
-        whole = int(q.shape[-2]), sum(lengths)
+        lengths = [n for (n,) in peers.every([row_count(k)])]
+        whole = row_count(q), sum(lengths)
 
         def question() -> Question:
+            check_parts(q, k, v, engine)
             if layout != "contiguous":
                 check(lengths, layout, "k")
             return read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, start=start, whole=whole)
 
-        asked = agreed(peers, question, {"layout": layout, "engine": engine, "queries": tuple(q.shape)})
+        asked = agreed(peers, question, {"layout": layout, "engine": engine, "queries": tuple(getattr(q, "shape", ()))})
         share = Share(centred(asked, peers), peers, layout, engine)
         refuse(share)
         return asked.shaped(_together(share, _held(lengths, share)))

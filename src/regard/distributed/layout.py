@@ -10,15 +10,19 @@ Lengths need not be multiples of anything; parts differ by a token then.
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard import checks
 from regard.distributed.exchange import gathered
 from regard.distributed.peers import Peers
 from regard.errors import RankError, SpecError
+from regard.spec.array import as_tensor
 from regard.spec.place import Places
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
+MAX_POSITIONS = 2**26  # of one list of positions
 
 
 def held(layout: str, n: int, ranks: int, rank: int) -> tuple[Places, ...]:
@@ -53,7 +57,9 @@ def shard(x: Any, *, dim: int = -2, group: Any = None, layout: str = "contiguous
     q, k, v are (..., tokens, width), so `dim` is -2; token numbers (batch, tokens) have dim=-1.
     """
     peers = Peers.of(group)
-    whole: Tensor = torch.as_tensor(x)
+    checks.choice(layout, "layout", LAYOUTS)
+    whole: Tensor = as_tensor(x, "x")
+    check_dim(whole, dim)
     parts = held(layout, whole.shape[dim], peers.count, peers.rank)
     return torch.cat([whole.index_select(dim, _index(p, whole)) for p in parts], dim=dim)
 
@@ -61,16 +67,43 @@ def shard(x: Any, *, dim: int = -2, group: Any = None, layout: str = "contiguous
 def positions(n: int, *, group: Any = None, layout: str = "contiguous") -> Tensor:
     """Where this rank's tokens stand among all n."""
     peers = Peers.of(group)
+    checks.choice(layout, "layout", LAYOUTS)
+    checks.whole_number(n, "n", at_least=0, at_most=MAX_POSITIONS)
     return torch.cat([torch.tensor(list(p.positions())) for p in held(layout, n, peers.count, peers.rank)]).long()
 
 
 def unshard(x: Tensor, *, dim: int = -2, group: Any = None, layout: str = "contiguous") -> Tensor:
     """The whole of what ranks hold parts of; gradients go back to who holds the part, summed over ranks."""
     peers = Peers.of(group)
+    checks.choice(layout, "layout", LAYOUTS)
+    check_dim(checks.tensor(x, "x"), dim)
     lengths = [n for (n,) in peers.every([x.shape[dim]])]
     check(lengths, layout, "x")
     together = gathered(x.movedim(dim, 0), peers, lengths)
     return in_order(together, layout, 0, peers.count).movedim(0, dim)
+
+
+def check_dim(x: Tensor, dim: int) -> None:
+    """Refuses a dimension that the tensor does not have."""
+    if x.dim() == 0:
+        raise SpecError("x must have a dimension of tokens; got a tensor of shape ().")
+    checks.whole_number(dim, "dim", at_least=-x.dim(), at_most=x.dim() - 1)
+
+
+def row_count(x: Any) -> int:
+    """The number of rows of q or k; 0 for what has none, which `check_parts` refuses on all ranks."""
+    return int(x.shape[-2]) if isinstance(x, (Tensor, np.ndarray)) and x.ndim >= 2 else 0
+
+
+def check_parts(q: Any, k: Any, v: Any, engine: Any) -> None:
+    """Refuses parts that are not tensors or arrays (..., rows, width), and an engine that is no name."""
+    if engine is not None:
+        checks.text(engine, "engine")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, (Tensor, np.ndarray)) or not 2 <= x.ndim <= 4:
+            raise SpecError(
+                f"{name} must be a tensor (..., rows, width) of 2 to 4 dimensions; got {checks.describe(x)}."
+            )
 
 
 def check(lengths: list[int], layout: str, name: str) -> None:

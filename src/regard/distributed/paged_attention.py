@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard import checks
 from regard.attention import IN_ORDER, answer
 from regard.distributed.answered import Pair, answered, completed, joined
 from regard.distributed.branches import Branch, Held, branches
@@ -167,6 +168,7 @@ class _Call:
 
 
 def _check(pool: Pool, layer: int, held: Sequence[Held], q: Tensor) -> None:
+    checks.tensor(q, "q", dtype="floats")
     if q.dim() != 4 or q.shape[0] != len(held):
         raise SpecError(f"q must be ({len(held)} sequences, heads, n, width); got shape {tuple(q.shape)}.")
     if min(h.length for h in held) < 1:

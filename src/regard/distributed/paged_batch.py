@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard import checks
 from regard.distributed.pages import PagedCache
 from regard.errors import SpecError
-from regard.nn.cache import KeyValueCache, LayerCache
+from regard.nn import inputs
+from regard.nn.cache import KeyValueCache, LayerCache, check_rows
 
 
 class PagedBatch(KeyValueCache):
@@ -30,7 +32,10 @@ class PagedBatch(KeyValueCache):
 
     def __init__(self, pages: PagedCache, sequences: Sequence[int]) -> None:
         super().__init__()
-        self.pages, self.sequences = pages, list(sequences)
+        checks.instance(pages, "pages", PagedCache, "a PagedCache")
+        self.pages, self.sequences = pages, list(checks.instance(sequences, "sequences", (list, tuple), "a list"))
+        if not self.sequences:
+            raise SpecError("a batch must have at least one sequence; got none.")
         lengths = torch.tensor([pages.length(s) for s in self.sequences])
         if bool((lengths != lengths.max()).any()):
             self.padding = lengths.max() - lengths
@@ -44,6 +49,7 @@ class PagedBatch(KeyValueCache):
 
     def crop(self, length: int) -> None:
         """Forgets all but the first `length` tokens, as the longest sequence counts them."""
+        checks.whole_number(length, "length")
         if not 0 <= length <= self.length:
             raise SpecError(f"a cache can go back to between 0 and {self.length} tokens; got {length}.")
         for sequence, before in zip(self.sequences, self.before(), strict=True):
@@ -57,6 +63,7 @@ class PagedBatch(KeyValueCache):
     def reorder(self, order: Tensor) -> None:
         """Batch element b goes on with what order[b] has seen: the first who does keeps the sequence, others fork it,
         and sequences that nobody goes on with are dropped."""
+        inputs.order(order, len(self.sequences))
         parents = [self.sequences[n] for n in order.tolist()]
         for sequence in set(self.sequences) - set(parents):
             self.pages.drop(sequence)
@@ -86,6 +93,7 @@ class PagedLayer(LayerCache):
 
     def append(self, *rows: Tensor) -> tuple[Tensor, ...]:
         """These rows behind what is kept; returns all of it. Places before a sequence begins are not kept."""
+        check_rows(rows)
         n, batch = rows[0].shape[-2], self._batch
         counts = [n - min(n, max(0, before - self.length)) for before in batch.before()]
         batch.pages.append(self._layer, batch.sequences, *rows, counts=counts)

@@ -12,10 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard import checks
 from regard.distributed.branches import Held
 from regard.distributed.paged_attention import attention_over_pages
 from regard.distributed.pool import Pool, kind
 from regard.errors import BudgetError, SpecError
+
+MAX_PAGE = 2**20  # tokens of one page
+MAX_LAYERS = 100_000
 
 
 @dataclass(eq=False)
@@ -29,6 +33,10 @@ class _Sequence:
     @property
     def length(self) -> int:
         return max(self.lengths.values(), default=0)
+
+
+def layer_of(layer: int) -> int:
+    return checks.whole_number(layer, "layer", at_least=0, at_most=MAX_LAYERS)
 
 
 class PagedCache:
@@ -51,9 +59,11 @@ class PagedCache:
     def __init__(
         self, size: int = 16, most: int | None = None, evicted: Callable[[int, int], object] | None = None
     ) -> None:
-        for name, number in (("size", size), ("most", most)):
-            if number is not None and number < 1:
-                raise SpecError(f"{name} must be at least 1; got {number}.")
+        checks.whole_number(size, "size", at_least=1, at_most=MAX_PAGE)
+        if most is not None:
+            checks.size(most, "most")
+        if evicted is not None:
+            checks.function(evicted, "evicted", "of a sequence's number and length")
         self.size, self.most, self._evicted = size, most, evicted
         self._pool = Pool(size, most)
         self._sequences: dict[int, _Sequence] = {}
@@ -80,7 +90,7 @@ class PagedCache:
 
     def length_in(self, layer: int, sequence: int) -> int:
         """How many of them a layer has been told of."""
-        return self._of(sequence).lengths.get(layer, 0)
+        return self._of(sequence).lengths.get(layer_of(layer), 0)
 
     def add(self) -> int:
         """A new sequence without tokens; its number."""
@@ -119,9 +129,8 @@ class PagedCache:
         With `counts` only the last counts[s] rows of sequence number s are tokens. All layers must be told the same
         tokens, one after the other.
         """
-        counts = [rows[0].shape[2]] * len(sequences) if counts is None and rows and rows[0].dim() == 4 else counts
         held = self._called(sequences)
-        counts = self._checked(layer, sequences, rows, counts)
+        counts = self._checked(layer_of(layer), sequences, rows, counts)
         spans = [(s.lengths.get(layer, 0), s.lengths.get(layer, 0) + n) for s, n in zip(held, counts, strict=True)]
         self._make_room(sequences, held, spans)
         slots = [self._slots(s, *span) for s, span in zip(held, spans, strict=True)]
@@ -135,6 +144,7 @@ class PagedCache:
 
         These are views where the pages lie side by side, so they are good until something is appended.
         """
+        layer_of(layer)
         (held,) = self._called([sequence])
         n = held.lengths.get(layer, 0)
         pages = held.table[: self._pages_of(n)]
@@ -145,9 +155,13 @@ class PagedCache:
     def aligned(self, layer: int, sequences: Sequence[int], longest: int) -> tuple[Tensor, ...]:
         """The same of several, (sequences, heads, longest, width), each at the end of its row. What stands before a
         sequence's tokens is anything."""
-        slots = torch.zeros((len(sequences), longest), dtype=torch.long)
-        for place, held in zip(slots, self._called(sequences), strict=True):
-            n = held.lengths.get(layer, 0)
+        every = self._called(sequences)
+        lengths = [held.lengths.get(layer_of(layer), 0) for held in every]
+        checks.whole_number(longest, "longest", at_least=max(lengths), at_most=checks.MAX_SIZE)
+        if self._pool.kinds(layer) is None:
+            raise SpecError(f"layer {layer} must have tokens of these sequences; it has none. Append some first.")
+        slots = torch.zeros((len(every), longest), dtype=torch.long)
+        for place, held, n in zip(slots, every, lengths, strict=True):
             if n:
                 place[longest - n :] = self._slots(held, 0, n)
         return tuple(x.transpose(0, 1) for x in self._pool.pick(layer, slots))
@@ -173,6 +187,7 @@ class PagedCache:
         pages that several of the sequences begin with are attended to once, by the queries of all of them, and merged
         with what each has for itself.
         """
+        layer_of(layer)
         held = [Held(s.table, s.lengths.get(layer, 0)) for s in self._called(sequences)]
         options = {"score": score, "mask": mask, "weigh": weigh, "value": value, "dropout": dropout, "seed": seed}
         return attention_over_pages(self._pool, layer, held, q, options, engine)
@@ -185,16 +200,19 @@ class PagedCache:
         return number
 
     def _called(self, sequences: Sequence[int]) -> list[_Sequence]:
-        found = [self._of(number) for number in sequences]
-        if not found or len(set(sequences)) < len(found):
+        if not isinstance(sequences, Sequence) or isinstance(sequences, (str, bytes)):
+            raise SpecError(f"sequences must be a list of numbers of sequences; got {checks.describe(sequences)}.")
+        every = [self._of(number) for number in sequences]
+        if not every or len(set(sequences)) < len(every):
             raise SpecError(
                 f"a call must name at least one sequence, and each once; got {list(sequences)}. Fork a sequence to "
                 "have two that go on differently."
             )
         self._used(sequences)
-        return found
+        return every
 
     def _of(self, sequence: int) -> _Sequence:
+        checks.whole_number(sequence, "a sequence")
         if sequence not in self._sequences:
             why = "it gave way to others" if sequence in self._gave_way else "it was dropped"
             why = why if 0 <= sequence < self._next else "there was none of that number"
@@ -215,6 +233,7 @@ class PagedCache:
         return torch.tensor(held.table, dtype=torch.long)[at // self.size] * self.size + at % self.size
 
     def _check_length(self, sequence: int, held: _Sequence, length: int) -> None:
+        checks.whole_number(length, "length")
         if not 0 <= length <= held.length:
             raise SpecError(f"sequence {sequence} has {held.length} tokens; got a length of {length}.")
 
@@ -222,9 +241,14 @@ class PagedCache:
         self, layer: int, sequences: Sequence[int], rows: tuple[Tensor, ...], counts: Sequence[int] | None
     ) -> Sequence[int]:
         """How many tokens of each sequence there are, if the rows are what this layer keeps."""
-        shapes = [tuple(x.shape) for x in rows]
-        if counts is None or any(len(s) != 4 or s[0] != len(sequences) or s[2] != shapes[0][2] for s in shapes):
+        shapes = [tuple(checks.tensor(x, "rows").shape) for x in rows]
+        if not shapes or any(len(s) != 4 or s[0] != len(sequences) or s[2] != shapes[0][2] for s in shapes):
             raise SpecError(f"rows must be ({len(sequences)} sequences, heads, n, width); got {shapes}.")
+        if counts is None:
+            counts = [shapes[0][2]] * len(sequences)
+        checks.instance(counts, "counts", (list, tuple), "a list of whole numbers")
+        for count in counts:
+            checks.whole_number(count, "counts")
         if len(counts) != len(sequences) or not all(0 <= n <= shapes[0][2] for n in counts):
             wanted = f"from 0 to {shapes[0][2]}, one for each of {len(sequences)} sequences"
             raise SpecError(f"counts must be {wanted}; got {list(counts)}.")

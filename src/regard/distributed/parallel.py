@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.distributed.attention import attention
+from regard import checks
+from regard.distributed.attention import METHODS, attention
 from regard.distributed.decode import decode
-from regard.distributed.layout import held, positions, shard
+from regard.distributed.layout import LAYOUTS, held, positions, shard
 from regard.distributed.peers import Peers
 from regard.errors import SpecError
 from regard.nn.attention import MultiHeadAttention
@@ -37,6 +38,9 @@ class SequenceParallel(nn.Module):
 
     def __init__(self, model: nn.Module, *, group: Any = None, method: str = "ring", layout: str = "zigzag") -> None:
         super().__init__()
+        checks.instance(model, "model", nn.Module, "a torch.nn.Module with attention layers of regard.nn")
+        checks.choice(method, "method", METHODS)
+        checks.choice(layout, "layout", LAYOUTS)
         self.model = model
         self.peers = Peers.of(group)
         self.method, self.layout = method, layout

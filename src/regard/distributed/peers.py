@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard.checks import describe
 from regard.errors import RankError
 
 
@@ -32,7 +33,11 @@ class Peers:
                 "torchrun, and call torch.distributed.init_process_group('gloo') in it."
             )
         if hasattr(group, "get_group"):
-            group = group.get_group()
+            group = _group_of(group)
+        if not _is_group(group):
+            raise RankError(
+                f"group must be a process group, a device mesh of one dimension or None; got {describe(group)}."
+            )
         if dist.get_rank(group) < 0:
             raise RankError(f"rank {dist.get_rank()} must belong to the group it calls with; got a group without it.")
         return cls(group, dist.get_rank(group), dist.get_world_size(group))
@@ -113,3 +118,14 @@ class Pending:
         except RuntimeError as error:
             raise self.peers.lost(self.ranks, error) from error
         self.works, self.tensors = [], []
+
+
+def _is_group(group: Any) -> bool:
+    return group is None or group is dist.GroupMember.NON_GROUP_MEMBER or isinstance(group, dist.ProcessGroup)
+
+
+def _group_of(mesh: Any) -> Any:
+    try:
+        return mesh.get_group()
+    except RuntimeError as problem:
+        raise RankError(f"group must be a device mesh of one dimension; got {mesh}: {problem}") from problem

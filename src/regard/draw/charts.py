@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from regard import checks
+from regard.checked import check_fields, checked
 from regard.draw.figure import SEQUENTIAL, check, paper
 from regard.errors import SpecError
 
@@ -40,7 +43,8 @@ class Series:
     of: str = ""
 
     def __post_init__(self) -> None:
-        x, y = (np.asarray(values, dtype=float) for values in (self.x, self.y))
+        check_fields(self)
+        x, y = checks.array(self.x, "x"), checks.array(self.y, "y")
         if x.ndim != 1 or x.shape != y.shape:
             raise SpecError(f"x and y of {self.label!r} must be lists of one length; got {x.shape} and {y.shape}.")
         object.__setattr__(self, "x", x)
@@ -57,6 +61,9 @@ class Panel:
     series: Sequence[Series]
     log_x: bool = False
     log_y: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def colours(self) -> list[int]:
@@ -81,8 +88,9 @@ class Image:
     signed: bool = False
 
     def __post_init__(self) -> None:
-        values = np.asarray(self.values, dtype=float)
-        if values.ndim != 2:
+        check_fields(self)
+        values = checks.array(self.values, "values")
+        if values.ndim != 2 or 0 in values.shape:
             raise SpecError(f"the image {self.title!r} must be a matrix; got shape {values.shape}.")
         object.__setattr__(self, "values", values)
 
@@ -97,17 +105,27 @@ class Motion:
     groups: Any = field(default=None)
 
     def __post_init__(self) -> None:
-        times, points = np.asarray(self.times, dtype=float), np.asarray(self.points, dtype=float)
+        check_fields(self)
+        times, points = checks.array(self.times, "times"), checks.array(self.points, "points")
         if points.ndim != 3 or points.shape[-1] not in (2, 3) or times.shape != points.shape[:1]:
             raise SpecError(
                 f"points must be (moments, points, 2 or 3), with a time for each moment; "
                 f"got {points.shape} and {times.shape}."
             )
-        groups = np.zeros(points.shape[1], dtype=int) if self.groups is None else np.asarray(self.groups, dtype=int)
+        groups = np.zeros(points.shape[1], dtype=int) if self.groups is None else _groups(self.groups, points.shape[1])
         for name, value in (("times", times), ("points", points), ("groups", groups)):
             object.__setattr__(self, name, value)
 
 
+def _groups(groups: Any, count: int) -> NDArray[np.int64]:
+    """The group of each point, as whole numbers."""
+    numbers = checks.array(groups, "groups", dims=(1,))
+    if len(numbers) != count or not (np.isfinite(numbers) & (numbers == np.round(numbers))).all():
+        raise SpecError(f"groups must be a whole number for each of {count} points; got {checks.describe(groups)}.")
+    return numbers.astype(np.int64)
+
+
+@checked
 def charts(panels: Sequence[Panel | Image], title: str = "") -> "Figure":
     """All panels in one figure, three beside each other; four are two by two."""
     check()

@@ -4,7 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard import checks
+from regard.checked import checked
 from regard.draw.figure import PARTIAL, SEEN, SEQUENTIAL, check
+from regard.errors import SpecError
 from regard.plan.report import in_bytes, in_seconds
 
 if TYPE_CHECKING:
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 Side = tuple[str, Any, float, int | None]  # name, a map of its weights or None, seconds, bytes or None
 
 
+@checked
 def comparison(a: Side, b: Side, by_query: Any) -> "Figure":
     """Maps of those that have one (the first head), the error of each query, and bars of time and memory.
 
@@ -24,8 +28,8 @@ def comparison(a: Side, b: Side, by_query: Any) -> "Figure":
     check()
     from matplotlib.figure import Figure
 
-    maps = [(name, np.asarray(found, dtype=float)) for name, found, _, _ in (a, b) if found is not None]
-    maps = [(name, found.reshape(-1, *found.shape[-2:])[0]) for name, found in maps]
+    maps = [(name, _first_map(name, found)) for name, found, _, _ in (a, b) if found is not None]
+    errors = checks.array(by_query, "by_query", dims=(1,))
     figure = Figure(figsize=(3.4 * len(maps) + 6.2, 3.3), layout="constrained")
     panels = figure.subplots(1, len(maps) + 3, width_ratios=[1.0] * len(maps) + [1.1, 0.45, 0.45], squeeze=False)[0]
     brightest = max((float(found.max()) for _, found in maps), default=1.0)
@@ -33,7 +37,6 @@ def comparison(a: Side, b: Side, by_query: Any) -> "Figure":
         axes.imshow(found, cmap=SEQUENTIAL, vmin=0.0, vmax=brightest, interpolation="nearest", aspect="auto")
         axes.set(title=f"weights of {name}", xlabel="key", ylabel="query", xticks=[], yticks=[])
     curve, times, memory = panels[len(maps) :]
-    errors = np.asarray(by_query, dtype=float)
     curve.plot(np.arange(len(errors)), errors, color=SEEN, linewidth=1.0)
     curve.set(title=f"error of {b[0]} by query", xlabel="query", ylabel="of the answer's size", ylim=(0.0, None))
     _bars(times, "time", (a[0], b[0]), [side[2] for side in (a, b)], in_seconds)
@@ -42,6 +45,14 @@ def comparison(a: Side, b: Side, by_query: Any) -> "Figure":
         axes.title.set_fontsize(9)
         axes.tick_params(labelsize=8)
     return figure
+
+
+def _first_map(name: str, weights: Any) -> Any:
+    """The map of the first head."""
+    values = checks.array(weights, f"the weights of {name}")
+    if values.ndim < 2 or 0 in values.shape:
+        raise SpecError(f"the weights of {name} must be an array (..., n_q, n_k); got shape {values.shape}.")
+    return values.reshape(-1, *values.shape[-2:])[0]
 
 
 def _bars(axes: "Axes", title: str, names: tuple[str, str], values: list[Any], words: Any) -> None:

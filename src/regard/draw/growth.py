@@ -1,8 +1,11 @@
 """Pictures of how something grows with the length: time, memory or work of mechanisms on two logarithmic axes."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from regard import checks
+from regard.checked import checked
 from regard.draw.figure import check
 from regard.errors import SpecError
 
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0b4a78", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")
 
 
+@checked
 def growth(
     lengths: Sequence[int], curves: Mapping[str, Sequence[float]], *, unit: str = "seconds", title: str = ""
 ) -> "Figure":
@@ -22,6 +26,7 @@ def growth(
     ['softmax, n^2.0', 'linear, n^1.0']
     """
     check()
+    _check_curves(lengths, curves)
     from math import log
 
     from matplotlib.figure import Figure
@@ -29,8 +34,6 @@ def growth(
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     for place, (name, values) in enumerate(curves.items()):
-        if len(values) != len(lengths) or len(lengths) < 2:
-            raise SpecError(f"a curve must have a number for each of {len(lengths)} lengths; {name} has {len(values)}.")
         colour = COLOURS[place % len(COLOURS)]
         power = log(values[-1] / values[-2]) / log(lengths[-1] / lengths[-2])
         axes.plot(lengths, values, "o-", color=colour, markersize=3, linewidth=1.4)
@@ -51,3 +54,16 @@ def growth(
     if title:
         axes.set_title(title, fontsize=10)
     return figure
+
+
+def _check_curves(lengths: Sequence[int], curves: Mapping[str, Sequence[float]]) -> None:
+    if len(lengths) < 2 or any(b <= a for a, b in pairwise(lengths)) or lengths[0] < 1:
+        raise SpecError(f"lengths must be at least two whole numbers above 0, increasing; got {list(lengths)[:8]}.")
+    for name, values in curves.items():
+        numbers = checks.array(values, f"the curve {name!r}", dims=(1,))
+        if len(numbers) != len(lengths):
+            raise SpecError(
+                f"a curve must have a number for each of {len(lengths)} lengths; {name} has {len(numbers)}."
+            )
+        if not ((numbers > 0) & (numbers < float("inf"))).all():
+            raise SpecError(f"a curve on logarithmic axes must have finite numbers above 0; {name} has others.")

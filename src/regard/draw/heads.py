@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard import checks
+from regard.checked import checked
 from regard.draw.figure import HIDDEN, SEQUENTIAL, check, fitted
 from regard.errors import SpecError
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 GAP = 0.06  # between small maps, of a map's side
 
 
+@checked
 def heads(rows: Sequence[Mapping[str, Any]], measure: str, *, title: str | None = None) -> "Figure":
     """A field for each head, coloured by one of its numbers, which stands in it; rows are those of `tape.heads()`.
 
@@ -27,6 +30,8 @@ def heads(rows: Sequence[Mapping[str, Any]], measure: str, *, title: str | None 
     if not rows or measure not in rows[0]:
         known = ", ".join(rows[0]) if rows else "nothing"
         raise SpecError(f"a measure must be one of the columns: {known}; got {measure!r}.")
+    for row in rows:
+        _check_row(row, measure)
     layers, numbers = (sorted({row[name] for row in rows}) for name in ("layer", "head"))
     field = np.full((len(layers), len(numbers)), np.nan)
     for row in rows:
@@ -50,6 +55,14 @@ def heads(rows: Sequence[Mapping[str, Any]], measure: str, *, title: str | None 
     return fitted(figure)
 
 
+def _check_row(row: Mapping[str, Any], measure: str) -> None:
+    for name in ("layer", "head"):
+        checks.whole_number(row.get(name), f"{name} of each row", at_least=0)
+    if not isinstance(row.get(measure), checks.NUMBERS):
+        raise SpecError(f"{measure} of each row must be a number; got {checks.describe(row.get(measure))}.")
+
+
+@checked
 def multiples(maps: Any, *, scale: float = 0.5, title: str | None = None) -> "Figure":
     """A small map of each head, (layers, heads, rows, columns), each by its own brightest cell.
 
@@ -61,7 +74,8 @@ def multiples(maps: Any, *, scale: float = 0.5, title: str | None = None) -> "Fi
     check()
     from matplotlib.figure import Figure
 
-    found = np.asarray(maps, dtype=float)
+    checks.finite_number(scale, "scale", above=0, at_most=100)
+    found = checks.array(maps, "maps")
     if found.ndim != 4 or 0 in found.shape:
         raise SpecError(f"maps must be (layers, heads, rows, columns); got shape {found.shape}.")
     layers, many, height, width = found.shape

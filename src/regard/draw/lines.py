@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard import checks
+from regard.checked import checked
 from regard.draw.figure import SEEN, SEQUENTIAL, check, fitted
 from regard.draw.maps import readable
 from regard.draw.plain import fitting
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 MOST_TOKENS = 80  # of a column: beyond that lines cover each other
 
 
+@checked
 def lines(
     weights: Any, queries: Sequence[str], keys: Sequence[str] | None = None, *, least: float = 0.05, title: str = ""
 ) -> "Figure":
@@ -48,6 +51,7 @@ def lines(
     return fitted(figure)
 
 
+@checked
 def overlay(image: Any, weights: Any, *, strength: float = 0.65, title: str = "") -> "Figure":
     """Weights (height, width) laid over an image (height, width) or (height, width, 3) of numbers from 0 to 1.
 
@@ -57,7 +61,10 @@ def overlay(image: Any, weights: Any, *, strength: float = 0.65, title: str = ""
     check()
     from matplotlib.figure import Figure
 
-    picture, found = np.asarray(image, dtype=float), np.asarray(weights, dtype=float)
+    checks.probability(strength, "strength")
+    picture, found = checks.array(image, "image", dims=(2, 3)), checks.array(weights, "weights", dims=(2,))
+    if 0 in picture.shape or (picture.ndim == 3 and picture.shape[2] not in (3, 4)):
+        raise SpecError(f"image must be (height, width) or (height, width, 3 or 4); got shape {picture.shape}.")
     if picture.shape[:2] != found.shape:
         raise SpecError(f"weights must be as large as the image, {picture.shape[:2]}; got shape {found.shape}.")
     figure = Figure(figsize=(3.0, 3.0 * found.shape[0] / found.shape[1] + 0.3), layout="constrained")

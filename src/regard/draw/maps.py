@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from regard import checks
+from regard.checked import checked
 from regard.draw.figure import HIDDEN, SEQUENTIAL, UNDEFINED, check, fitted, heading, panel_size, paper, separate, show
 from regard.errors import SpecError
 from regard.measure import Pooled
@@ -46,6 +48,7 @@ class _Style(NamedTuple):
     height: float
 
 
+@checked
 def weights(
     weights: Any,
     tokens: Any = None,
@@ -140,10 +143,14 @@ def _labels(tokens: Any, shape: tuple[int, ...], cell: tuple[int, int]) -> tuple
     """The labels of queries and keys; None for plain numbers."""
     if tokens is None:
         return None, None
+    if not _is_list(tokens):
+        raise SpecError(f"tokens must be a list of labels, or a pair of lists; got {checks.describe(tokens)}.")
     is_pair = isinstance(tokens, tuple) and len(tokens) == 2 and not any(isinstance(t, str) for t in tokens)
     pair = tokens if is_pair else (tokens, tokens)
     found: list[Labels] = []
     for labels, length, of, size in zip(pair, shape, ("queries", "keys"), cell, strict=True):
+        if labels is not None and not _is_list(labels):
+            raise SpecError(f"the labels of {of} must be a list of strings, or None; got {checks.describe(labels)}.")
         if labels is not None and size > 1:
             raise SpecError(
                 f"tokens must label single {of}; got a map with {size} {of} a cell. Draw it without tokens, or index "
@@ -156,6 +163,10 @@ def _labels(tokens: Any, shape: tuple[int, ...], cell: tuple[int, int]) -> tuple
             )
         found.append(None if labels is None else [readable(str(label)) for label in labels])
     return found[0], found[1]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
 
 
 def readable(token: str) -> str:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard import checks
+from regard.checked import checked
 from regard.draw.figure import HIDDEN, PARTIAL, SEEN, check, fitted, heading, panel_size, paper, separate, show
 from regard.errors import SpecError
 from regard.spec.mask import Mask, as_mask
@@ -18,6 +20,7 @@ CELLS = 128  # a side, at most: as many positions are drawn one by one
 _COLOURS = np.array([[int(c[n : n + 2], 16) for n in (1, 3, 5)] for c in (HIDDEN, PARTIAL, SEEN)], np.uint8)
 
 
+@checked
 def mask(
     mask: Any,
     n_q: int,
@@ -44,6 +47,8 @@ def mask(
     """
     check()
     n_k = n_q if n_k is None else n_k
+    for name, count in (("n_q", n_q), ("n_k", n_k), ("batch", batch), ("heads", heads)):
+        checks.whole_number(count, name, at_least=0, at_most=checks.MAX_SIZE)
     if min(n_q, n_k) < 1:
         raise SpecError(f"a mask must have at least 1 query and 1 key to be drawn; got n_q={n_q}, n_k={n_k}.")
     drawn = as_mask(mask)

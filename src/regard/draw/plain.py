@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from regard import checks
+from regard.checked import checked
 from regard.draw.maps import readable
 from regard.errors import SpecError
 from regard.files.atomic import write_text
@@ -26,6 +28,7 @@ class Svg(str):
         write_text(path, self)
 
 
+@checked
 def svg_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | None = None) -> Svg:
     """A map of weights with its tokens; a cell tells its number to who points at it.
 
@@ -51,6 +54,7 @@ def svg_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | None
     return _page(left + len(keys) * CELL + 6, top + len(queries) * CELL + 6, parts)
 
 
+@checked
 def svg_lines(weights: Any, queries: Sequence[str], keys: Sequence[str] | None = None, *, least: float = 0.05) -> Svg:
     """Tokens on both sides, and a line for each weight from `least` on.
 
@@ -72,6 +76,7 @@ def svg_lines(weights: Any, queries: Sequence[str], keys: Sequence[str] | None =
     return _page(wide, max(found.shape) * CELL + 12, parts)
 
 
+@checked
 def text_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | None = None) -> str:
     """A map of weights for a terminal: five shades, queries from top to bottom, the brightest key named.
 
@@ -91,9 +96,9 @@ def text_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | Non
 
 def fitting(weights: Any, queries: Sequence[str], keys: Sequence[str] | None) -> tuple[Any, Sequence[str]]:
     """Weights as an array, and the tokens of its columns; those of its rows unless given."""
-    found = np.asarray(weights, dtype=float)
+    found = checks.array(weights, "weights")
     keys = queries if keys is None else keys
-    if found.shape != (len(queries), len(keys)):
+    if found.shape != (len(queries), len(keys)) or 0 in found.shape:
         raise SpecError(f"weights must be {len(queries)} x {len(keys)}, as tokens are; got shape {found.shape}.")
     return found, keys
 

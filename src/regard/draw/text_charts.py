@@ -20,20 +20,26 @@ from textwrap import wrap
 import numpy as np
 from numpy.typing import NDArray
 
+from regard import checks
+from regard.checked import checked
 from regard.draw.charts import Image, Panel, Series
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 BRAILLE = 0x2800  # the letter without dots
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille letter, by row and column
 MORE, LESS = " ░▒▓█", " .:=#"  # shades above and below 0
+MAX_LETTERS = 10_000  # across or down
 LARGEST_IMAGE = 64, 20  # letters across and down
 
 Numbers = NDArray[np.float64]
 Range = tuple[float, float]
 
 
+@checked
 def text_charts(panels: Sequence[Panel | Image], *, width: int = 79, height: int = 12) -> str:
     """All panels below each other, none wider than `width` letters; `height` is the lines that curves have."""
+    checks.whole_number(width, "width", at_least=20, at_most=MAX_LETTERS)
+    checks.whole_number(height, "height", at_least=2, at_most=MAX_LETTERS)
     drawn = [_image(each, width) if isinstance(each, Image) else _curves(each, width, height) for each in panels]
     return "\n\n".join(drawn)
 
