@@ -447,7 +447,7 @@ def test_the_formula_of_a_mask_is_the_mask_that_sdpa_gets(name: str, side: str |
     question = asked(**where, mask_function=FUNCTIONS[name], attention_mask=real)
     made, expected = huggingface.make_mask(**question), masking_utils.sdpa_mask(**question)
     assert isinstance(made, FormulaMask) and made.shape == expected.shape and made.dtype == torch.bool
-    formula = made.kept.seen
+    formula = made.source.formula
     assert isinstance(formula, regard.spec.mask.Mask)
     n_q, n_k = expected.shape[2:]
     assert torch.equal(formula.dense(n_q, n_k, batch=BATCH, heads=3), expected.expand(-1, 3, -1, -1))
@@ -462,12 +462,13 @@ def test_masks_without_padding_are_the_same_object_each_time_so_that_calls_are_r
         huggingface.make_mask(**asked(mask_function=masking_utils.sliding_window_causal_mask_function(3)))
         for _ in range(2)
     ]
-    assert window[0].kept.seen is window[1].kept.seen
+    assert window[0].source.formula is window[1].source.formula
     later = huggingface.make_mask(**asked(q_length=5, q_offset=LENGTH - 5))
-    assert later.kept.seen is regard.mask.causal()
+    assert later.source.formula is regard.mask.causal()
     real = torch.ones(BATCH, LENGTH, dtype=torch.bool)
-    assert huggingface.make_mask(**asked(allow_is_causal_skip=True, attention_mask=real)) is None
-    assert huggingface.make_mask(**asked(attention_mask=real)).kept.seen is regard.mask.causal()
+    for skip in (True, False):
+        whole = huggingface.make_mask(**asked(allow_is_causal_skip=skip, attention_mask=real))
+        assert whole.source.formula is regard.mask.causal()
     both = dict(mask_function=masking_utils.bidirectional_mask_function, attention_mask=real)
     assert huggingface.make_mask(**asked(**both, allow_is_bidirectional_skip=True)) is None
 
@@ -479,17 +480,22 @@ def test_a_mask_that_sdpa_would_do_without_has_numbers_all_the_same() -> None:
     assert torch.equal(huggingface.make_mask(**few) & True, expected)
 
 
-@pytest.mark.parametrize("length, is_none", [(WINDOW - 1, True), (WINDOW, True), (WINDOW + 1, False)])
-def test_a_single_query_gets_a_row_or_nothing_where_it_sees_all(length: int, is_none: bool) -> None:
+@pytest.mark.parametrize("length, sees_all", [(WINDOW - 1, True), (WINDOW, True), (WINDOW + 1, False)])
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_single_query_gets_a_row_or_a_formula_where_it_sees_all(length: int, sees_all: bool, skip: bool) -> None:
     question = dict(batch_size=BATCH, q_length=1, kv_length=length, q_offset=length - 1, local_size=WINDOW)
     function = masking_utils.sliding_window_causal_mask_function(WINDOW)
-    found = huggingface.make_mask(**question, mask_function=function)
-    assert (found is None) == is_none
-    kept = huggingface.make_mask(**question, mask_function=function, allow_is_causal_skip=False)
-    assert kept.shape == (BATCH, 1, 1, length)  # somebody wants to join it with another
+    row = huggingface.make_mask(**question, mask_function=function, allow_is_causal_skip=skip)
+    assert isinstance(row, FormulaMask) == sees_all
+    assert row.shape == (BATCH, 1, 1, length)
+    if sees_all:
+        assert row.current() is None  # attention runs without a mask
+    assert torch.equal(
+        row & True, masking_utils.sdpa_mask(**question, mask_function=function, allow_is_causal_skip=False)
+    )
 
 
-def test_a_mask_that_somebody_computes_with_is_a_tensor_and_stays_one() -> None:
+def test_a_mask_that_somebody_computes_with_is_a_tensor_and_stays_what_was_written() -> None:
     def fresh() -> Tensor:
         return huggingface.make_mask(**asked(attention_mask=padding("left").bool()))
 

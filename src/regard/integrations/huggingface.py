@@ -1,11 +1,8 @@
-"""Hugging Face's models answered by regard: `attn_implementation="regard"`, with masks that stay formulas.
+"""Hugging Face's models on regard: `attn_implementation="regard"`, with masks that stay formulas.
 
-transformers asks a backend for two things: a mask, made once a forward pass, and the attention itself, once a layer.
-Its masks are functions of positions, as FlexAttention's are, so they are read as formulas and never written out.
-
-Models have one of two ways to say "causal". Those that run on "sdpa" may hand over no mask, and the layer says it. The
-others hand over numbers to add, as for "eager", and no mask hides nothing. The backend's name in the configuration of
-such a model, all that its layers can read, is "regard" as a `MadeForEager`.
+transformers calls a backend for two things: a mask, made once a forward pass, and the attention itself, once a layer.
+Its masks are functions of positions, as FlexAttention's are, so they are traced as formulas and never written out
+(`huggingface_masks`).
 """
 
 import inspect
@@ -13,31 +10,21 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, partial, wraps
-from importlib import import_module
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from regard.attention import attend, attention
-from regard.errors import MissingError, SpecError, TraceError
+from regard.errors import SpecError
+from regard.integrations.huggingface_masks import FormulaMask, MadeForEager, fitting, is_made_for_eager, make_mask
+from regard.integrations.transformers_modules import load, modules
 from regard.spec import mask, score, weigh
-from regard.spec.mask import Mask
-from regard.spec.term import Term
+
+__all__ = ["FormulaMask", "MadeForEager", "answer", "make_mask", "question", "register"]
 
 NAME = "regard"
-
-
-class MadeForEager(str):
-    """The backend's name, for a model that expects masks as "eager" gets them."""
-
-
-def _is_made_for_eager(config: Any) -> bool:
-    return isinstance(getattr(config, "_attn_implementation", None), MadeForEager)
 
 
 def register() -> None:
@@ -52,160 +39,10 @@ def register() -> None:
     >>> model(torch.tensor([[5, 6, 7]])).last_hidden_state.shape
     torch.Size([1, 3, 16])
     """
-    _parts.update({name: _imported(name) for name in ("modeling_utils", "masking_utils", "utils.output_capturing")})
-    _parts["modeling_utils"].AttentionInterface.register(NAME, answer)
-    _parts["masking_utils"].AttentionMaskInterface.register(NAME, make_mask)
-    _watch(_parts["modeling_utils"].PreTrainedModel)
-
-
-_parts: dict[str, Any] = {}  # of transformers, kept because torch.compile does not follow an import
-
-
-def _imported(name: str) -> Any:
-    """A module of transformers, imported by name so that mypy does not read the whole library."""
-    try:
-        return import_module(f"transformers.{name}")
-    except ImportError as error:
-        raise MissingError(
-            f"regard.integrations.huggingface must have transformers 5; got: {error}. "
-            "Install it with pip install 'regard[hf]'."
-        ) from None
-
-
-@dataclass
-class _Kept:
-    """What a mask is: a formula, or the numbers once they were asked for."""
-
-    seen: Mask | Tensor
-    make: Callable[[], Tensor]
-
-    def numbers(self) -> Tensor:
-        if not isinstance(self.seen, Tensor):
-            self.seen = self.make()
-        return self.seen
-
-
-class FormulaMask(Tensor):
-    """A mask (batch, 1, n_q, n_k), boolean or of floats to add, of which only the formula is kept.
-
-    A torch operation that needs its numbers makes the tensor it stands for. From then on that tensor is the mask, since
-    whoever has numbers may change them.
-    """
-
-    kept: _Kept
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's way to say none
-
-    @staticmethod
-    def __new__(
-        cls, kept: _Kept, shape: tuple[int, ...], device: Any, dtype: torch.dtype = torch.bool
-    ) -> "FormulaMask":
-        made: FormulaMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made.kept = kept
-        return made
-
-    def __init__(self, *_: Any) -> None:
-        """Tensors are made by `__new__` alone."""
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch's has no annotations
-        return f"FormulaMask({self.kept.seen}, shape={tuple(self.shape)})"
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch annotates the one that is turned off
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):  # a slice of all is an alias
-            return cls(args[0].kept, tuple(args[0].shape), args[0].device, args[0].dtype)
-        args, kwargs = tree_map_only(FormulaMask, lambda given: given.kept.numbers(), (args, kwargs or {}))
-        return function(*args, **kwargs)
-
-
-def make_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    **others: Any,
-) -> Tensor | None:
-    """What transformers' `sdpa_mask` or `eager_mask` makes of these arguments, as a formula: None, or a mask that takes
-    O(n) bytes.
-
-    None means what it means there: all is seen, or for models that run on "sdpa", causal if the layer says so. A
-    function that cannot be read as a formula gives the tensor itself, and so do a single query, whose row is no larger
-    than the padding, and a graph that is being compiled.
-    """
-    masking = _parts["masking_utils"]
-    for_eager = _is_made_for_eager(others.get("config"))
-    if for_eager:
-        others["allow_is_causal_skip"] = False
-    function = masking.causal_mask_function if mask_function is None else mask_function
-    asked = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset)
-    write = masking.eager_mask if for_eager else masking.sdpa_mask
-    written = partial(write, **asked, mask_function=function, attention_mask=attention_mask)
-    if torch.compiler.is_compiling():
-        return written(**others)  # type: ignore[no-any-return]  # mypy does not read transformers
-    if q_length == 1:
-        row: Tensor | None = written(**others)
-        if row is None or not (for_eager or any(_skips(others))):
-            return row
-        return None if bool((row == 0).all() if for_eager else row.all()) else row
-    padding = masking.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if padding is not None and bool(padding[:, kv_offset : kv_offset + kv_length].all()):
-        padding = None
-    if padding is None and _needs_no_mask(q_length, kv_length, others):
-        return None
-    dense = partial(written, **(others | dict.fromkeys(_SKIPS, False)))
-    is_aligned = q_offset - kv_offset == kv_length - q_length
-    if padding is None and is_aligned and function is masking.causal_mask_function:
-        seen = mask.causal()
-    else:
-        try:
-            seen = _read(function, padding, int(q_offset), kv_offset)
-        except TraceError:
-            return dense()  # type: ignore[no-any-return]  # mypy does not read transformers
-    dtype = others.get("dtype", torch.float32) if for_eager else torch.bool
-    return FormulaMask(_Kept(seen, dense), (batch_size, 1, q_length, kv_length), others.get("device", "cpu"), dtype)
-
-
-_SKIPS = {"allow_is_causal_skip": True, "allow_is_bidirectional_skip": False}  # and what they are if nobody says
-
-
-def _skips(others: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether None may stand for a causal mask, and for one that hides nothing."""
-    causal, bidirectional = (bool(others.get(name, usual)) for name, usual in _SKIPS.items())
-    return causal, bidirectional
-
-
-def _needs_no_mask(q_length: int, kv_length: int, others: dict[str, Any]) -> bool:
-    """Whether None says it all where no key is padding; a window or a chunk as long as the keys would be lost."""
-    causal, bidirectional = _skips(others)
-    is_local = others.get("local_size") is not None and kv_length >= others["local_size"]
-    return not is_local and (bidirectional or (causal and q_length == kv_length))
-
-
-def _read(function: Callable[..., Any], padding: Tensor | None, q_offset: int, kv_offset: int) -> Mask:
-    """A mask function of transformers, which speaks of positions in the whole text, as one of queries and keys."""
-
-    def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
-        # transformers asks about the first head alone, and takes the answer for all
-        found = function(b, h.new_zeros(()), i + q_offset, j + kv_offset)
-        return found if padding is None else found & padding[b, j + kv_offset]
-
-    made = mask.where(seen)
-    if made.tensors:
-        return made
-    first = _made_first(made.term)
-    first[:] = first or [made]
-    return first[0]
-
-
-@lru_cache(maxsize=64)
-def _made_first(term: Term) -> list[Mask]:
-    """The mask that was first made of a formula: a call that was answered before is recognised by its mask."""
-    return []
+    load("modeling_utils", "masking_utils", "utils.output_capturing")
+    modules["modeling_utils"].AttentionInterface.register(NAME, answer)
+    modules["masking_utils"].AttentionMaskInterface.register(NAME, make_mask)
+    _watch(modules["modeling_utils"].PreTrainedModel)
 
 
 def answer(
@@ -261,9 +98,9 @@ def question(
         exact = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(exact) if x.dtype != torch.float64 else x for x in (query, key, value))
     n_q, n_k = query.shape[-2], key.shape[-2]
-    seen: Any = _fitting(attention_mask, (query.shape[0], 1, n_q, n_k))
+    seen: Any = _readable(attention_mask, (query.shape[0], 1, n_q, n_k))
     start, added = None, [position_bias]
-    if attention_mask is None and not _is_made_for_eager(getattr(module, "config", None)):
+    if attention_mask is None and not is_made_for_eager(getattr(module, "config", None)):
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if causal and n_q > 1:
             seen = mask.causal()
@@ -283,7 +120,7 @@ def question(
 
 def _refuse(module: Any, others: dict[str, Any]) -> None:
     """Say no where keys are chosen by their number: a backend that does not look would attend to all of them."""
-    other = "eager" if _is_made_for_eager(getattr(module, "config", None)) else "sdpa"
+    other = "eager" if is_made_for_eager(getattr(module, "config", None)) else "sdpa"
     for name in ("indices", "block_indices", "cache"):
         if others.get(name) is not None:
             raise SpecError(
@@ -292,16 +129,14 @@ def _refuse(module: Any, others: dict[str, Any]) -> None:
             )
 
 
-def _fitting(given: Tensor | None, shape: tuple[int, ...]) -> Mask | Tensor | None:
-    """The formula of a mask that was made for this call; any other mask as the tensor it is."""
-    if isinstance(given, FormulaMask):
-        return given.kept.seen if tuple(given.shape) == shape else given.kept.numbers()
+def _readable(given: Tensor | None, shape: tuple[int, ...]) -> Any:
+    """The mask of a call: a formula, a tensor of booleans or floats, or None."""
     if given is not None and given.dtype != torch.bool and not given.is_floating_point():
         raise SpecError(
             f"a mask must be boolean, True meaning may attend, or hold floats to add; got {given.dtype}. "
             "Give attention_mask.bool() where 1 means may attend."
         )
-    return given
+    return fitting(given, shape)
 
 
 def _score(width: int, scaling: float | Tensor | None, softcap: float | None, added: list[Tensor | None]) -> Any:
@@ -321,7 +156,7 @@ def _wants_weights(others: dict[str, Any]) -> bool:
     """Whether the caller asked for attentions: in the call itself, or of a model that records what its layers give."""
     if others.get("output_attentions"):
         return True
-    collected = _parts["utils.output_capturing"]._active_collector.get()
+    collected = modules["utils.output_capturing"]._active_collector.get()
     return any(key.endswith("attentions") for key in collected or ())
 
 
