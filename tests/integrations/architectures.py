@@ -77,8 +77,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "GPTNeoForCausalLM": dict(attention_types=[[["global", "local"], 1]]),
     "GraniteMoeHybridForCausalLM": dict(layer_types=["linear_attention", "full_attention"]),
     "JambaForCausalLM": dict(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1),
+    "KimiLinearForCausalLM": dict(linear_head_dim=8, linear_num_heads=4),
     "Lfm2MoeForCausalLM": dict(layer_types=["conv", "full_attention"], num_dense_layers=1),
+    "LEDForConditionalGeneration": dict(attention_window=4),
+    "LongT5ForConditionalGeneration": dict(local_radius=4, global_block_size=4),
     "Mamba2ForCausalLM": dict(expand=1),
+    "PegasusXForConditionalGeneration": dict(block_size=4, num_global_tokens=2),
     "Phi4MultimodalForCausalLM": dict(pad_token_id=0),
     "Qwen4ExpForCausalLM": dict(
         indexer_n_heads=2,
