@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.checked import checked, takes
 from regard.checks import describe
-from regard.errors import BudgetError, SpecError
+from regard.errors import SpecError
 from regard.spec.named import named, unnamed
 from regard.spec.precision import fine
 from regard.spec.score import Prepared, Score
