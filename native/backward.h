@@ -73,13 +73,16 @@ static void over_seen(const float* left, const int32_t* seen, int64_t left_row, 
 }
 
 static float dot(const float* x, const float* y, int64_t count) {
-  Vec sum{};
-  float rest = 0.0f;
+  double total = 0.0;
   int64_t i = 0;
-  for (; i + LANES <= count; i += LANES) sum = fma(load(x + i), load(y + i), sum);
-  for (; i < count; ++i) rest += x[i] * y[i];
-  for (int lane = 0; lane < LANES; ++lane) rest += sum[lane];
-  return rest;
+  while (i + LANES <= count) {
+    Vec sum{};
+    const int64_t end = std::min(count, i + THIN_SPAN);
+    for (; i + LANES <= end; i += LANES) sum = fma(load(x + i), load(y + i), sum);
+    for (int lane = 0; lane < LANES; ++lane) total += sum[lane];
+  }
+  for (; i < count; ++i) total += double(x[i]) * y[i];
+  return float(total);
 }
 
 struct Backward {
@@ -531,15 +534,9 @@ struct Backward {
   }
 };
 
-static bool backward(const Problem& problem, bool (*pause)()) {
+static bool backward_in_panels(const Problem& problem, bool (*pause)()) {
   const int64_t panels = (problem.n_q + PANEL - 1) / PANEL;
   const int64_t together = std::min(BACK_TOGETHER, panels);
-  if (!together || !problem.n_k) {
-    std::fill_n(problem.d_q, problem.batch * problem.heads * problem.n_q * problem.width, 0.0f);
-    std::fill_n(problem.d_k, problem.batch * problem.key_heads * problem.n_k * problem.width, 0.0f);
-    std::fill_n(problem.d_v, problem.batch * problem.key_heads * problem.n_k * problem.value_width, 0.0f);
-    return true;
-  }
   const int64_t blocks = (panels + together - 1) / together;
   Backward work(problem, blocks, together);
   const bool finished = parallel(

@@ -58,6 +58,11 @@ PyObject* call(PyObject* const* args, Py_ssize_t count, Py_ssize_t due, const Ru
   }
   Problem problem;
   if (!unpack(args[1], problem)) return nullptr;
+  if (problem.n_q > regard::MAX_LENGTH || problem.n_k > regard::MAX_LENGTH) {
+    PyErr_Format(PyExc_ValueError, "n_q and n_k must be at most %lld, got %lld and %lld", (long long)regard::MAX_LENGTH,
+                 (long long)problem.n_q, (long long)problem.n_k);
+    return nullptr;
+  }
   bool done = false, starved = false;
   Py_BEGIN_ALLOW_THREADS;
   try {
@@ -132,5 +137,6 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_core", "The compiled core of 
 PyMODINIT_FUNC PyInit__core() {
   PyObject* module = PyModule_Create(&definition);
   if (module && PyModule_AddIntConstant(module, "PROBLEM_BYTES", sizeof(Problem)) < 0) Py_CLEAR(module);
+  if (module && PyModule_AddIntConstant(module, "MAX_LENGTH", long(regard::MAX_LENGTH)) < 0) Py_CLEAR(module);
   return module;
 }

@@ -6,6 +6,7 @@ constexpr int64_t PART = 2048;     // keys
 constexpr int64_t PART_KEYS = 32;  // a tile of them
 // Up to so many queries are taken one by one, with a key's numbers side by side.
 constexpr int64_t THIN = LANES * 3 / 4;
+constexpr int64_t THIN_SPAN = SPAN / 2 * LANES;  // of a width: half a SPAN of terms in each lane
 
 // scores[r][t] = q[r] . k[t] for M queries; beyond the last key, up to a whole vector, they are -inf. Of each few rows
 // that are wanted soon those from `low` to `high` in quarters are asked for.
@@ -18,23 +19,33 @@ static void thin_products(const float* q, int64_t width, const float* keys, int6
     store(found, sums_of_lanes(sums));
     REGARD_UNROLL for (int r = 0; r < M; ++r) std::memcpy(scores + r * PART_KEYS + t, found + r * K, sizeof(float) * K);
   };
+  // the products of FEW keys from `t` on, over one span of the width
+  const auto multiply_few = [&](Vec (&dots)[M][FEW], int64_t t, int64_t span) REGARD_AT_ONCE {
+    const float* first = keys + t * key_row;
+    for (int64_t c = span; c < std::min(width, span + THIN_SPAN); c += LANES) {
+      Vec key[FEW];
+      REGARD_UNROLL for (int i = 0; i < FEW; ++i) key[i] = load(first + i * key_row + c);
+      REGARD_UNROLL for (int r = 0; r < M; ++r) {
+        const Vec query = load(q + r * width + c);
+        REGARD_UNROLL for (int i = 0; i < FEW; ++i) dots[r][i] = fma(query, key[i], dots[r][i]);
+      }
+      for (int64_t i = low; i < high; ++i) soon.ask(t + i, c);
+    }
+  };
   int64_t t = 0;
   for (; t + K <= count; t += K) {
     Vec sums[LANES];
     REGARD_UNROLL for (int some = 0; some < K; some += FEW) {
-      const float* first = keys + (t + some) * key_row;
-      Vec found[M][FEW] = {};
-      for (int64_t c = 0; c < width; c += LANES) {
-        Vec key[FEW];
-        REGARD_UNROLL for (int i = 0; i < FEW; ++i) key[i] = load(first + i * key_row + c);
-        REGARD_UNROLL for (int r = 0; r < M; ++r) {
-          const Vec query = load(q + r * width + c);
-          REGARD_UNROLL for (int i = 0; i < FEW; ++i) found[r][i] = fma(query, key[i], found[r][i]);
-        }
-        for (int64_t i = low; i < high; ++i) soon.ask(t + some + i, c);
-      }
+      Vec dots[M][FEW] = {};
+      multiply_few(dots, t + some, 0);
       REGARD_UNROLL for (int r = 0; r < M; ++r)
-        REGARD_UNROLL for (int i = 0; i < FEW; ++i) sums[r * K + some + i] = found[r][i];
+        REGARD_UNROLL for (int i = 0; i < FEW; ++i) sums[r * K + some + i] = dots[r][i];
+      for (int64_t span = THIN_SPAN; span < width; span += THIN_SPAN) {
+        Vec more[M][FEW] = {};
+        multiply_few(more, t + some, span);
+        REGARD_UNROLL for (int r = 0; r < M; ++r)
+          REGARD_UNROLL for (int i = 0; i < FEW; ++i) sums[r * K + some + i] += more[r][i];
+      }
     }
     write(sums, t);
   }
@@ -42,8 +53,12 @@ static void thin_products(const float* q, int64_t width, const float* keys, int6
     Vec sums[LANES] = {};
     for (int64_t i = 0; i < count - t; ++i)
       for (int r = 0; r < M; ++r)
-        for (int64_t c = 0; c < width; c += LANES)
-          sums[r * K + i] = fma(load(q + r * width + c), load(keys + (t + i) * key_row + c), sums[r * K + i]);
+        for (int64_t span = 0; span < width; span += THIN_SPAN) {
+          Vec dot{};
+          for (int64_t c = span; c < std::min(width, span + THIN_SPAN); c += LANES)
+            dot = fma(load(q + r * width + c), load(keys + (t + i) * key_row + c), dot);
+          sums[r * K + i] += dot;
+        }
     write(sums, t);
   }
   const int64_t whole = (count + LANES - 1) / LANES * LANES;

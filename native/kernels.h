@@ -45,9 +45,19 @@ namespace {
 #include "backward.h"
 #include "weights.h"
 #include "leveled.h"
+#include "empty.h"
 
 static bool forward(const Problem& problem, bool (*pause)()) {
+  if (!has_pairs(problem)) return forward_without_pairs(problem);
   return Decode::suits(problem) ? decode(problem, pause) : forward_in_panels(problem, pause);
+}
+
+static bool backward(const Problem& problem, bool (*pause)()) {
+  return has_pairs(problem) ? backward_in_panels(problem, pause) : backward_without_pairs(problem);
+}
+
+static bool leveled(const Problem& problem, const Leveled& how, bool (*pause)()) {
+  return has_pairs(problem) ? leveled_in_panels(problem, how, pause) : leveled_without_pairs(problem, how);
 }
 
 }  // namespace

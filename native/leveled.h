@@ -69,7 +69,7 @@ struct Weighing {
         top[i] = level[i];  // what is not above weighs nothing
       }
     keep_scores(b, h, number, first, count, kept, top, wild, space);
-    if (received) return receive((b * p.heads + h) * p.n_q + first, count, kept, top, wild, received);
+    if (how.kind == Leveled::RECEIVED) return receive((b * p.heads + h) * p.n_q + first, count, kept, top, wild, received);
     if (how.kind == Leveled::POWERS) {
       solve(kept, Powers{how.powers[h]}, top, level);
     } else if (how.kind != Leveled::SLOPES) {
@@ -373,7 +373,7 @@ struct Weighing {
   }
 };
 
-static bool leveled(const Problem& problem, const Leveled& how, bool (*pause)()) {
+static bool leveled_in_panels(const Problem& problem, const Leveled& how, bool (*pause)()) {
   Weighing work{problem, how, (problem.n_q + PANEL - 1) / PANEL};
   const int64_t heads = problem.batch * problem.heads;
   if (how.kind == Leveled::RECEIVED)

@@ -188,7 +188,7 @@ struct Machine {
         Vec total{};
         for (int64_t t = 0; t < rows; ++t) total += gradient(t, j);
         for (int64_t lane = j * LANES; lane < std::min<int64_t>(queries, (j + 1) * LANES); ++lane)
-          add(lane_part[a.spread ? 0 : lane] + key_part[0], total[lane - j * LANES]);
+          add(int64_t(lane_part[a.spread ? 0 : lane]) + key_part[0], total[lane - j * LANES]);
       }
       return;
     }

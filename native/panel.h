@@ -5,6 +5,7 @@ constexpr int VECTORS = 3;
 constexpr int PANEL = VECTORS * LANES;
 constexpr int CHUNK = 16;
 constexpr int64_t KEYS = 128;  // a tile at most: K, V and the scores of a panel stay in the nearest caches
+constexpr int64_t SPAN = 128;  // terms that one accumulator sums; longer sums are sums of such sums, so that errors stay small
 
 // How many rows a block of the product has beside N vectors of lanes: as many as the registers hold.
 constexpr int rows_beside(int vectors) { return LANES == 16 ? 8 : vectors == 3 ? 4 : vectors == 2 ? 6 : 8; }
@@ -127,25 +128,32 @@ static void scatter_lanes(const float* from, int64_t from_row, const float* fact
 }
 
 // scores[t][lane] = k[t] . q[lane] for `count` keys, with queries as columns of lanes, a row of them `query_row` long;
-// `top` grows to their maxima
+// `top` grows to their maxima. A width beyond SPAN is summed span by span, and the totals wait in `scores`.
 template <int N, bool TOPS = false, class Wish = NoWish>
 static void products(const float* queries, int64_t query_row, int64_t width, const float* keys, int64_t key_row,
                      int64_t count, float* scores, Vec* top = nullptr, const Wish& wish = {}) {
-  in_blocks<rows_beside(N)>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
-    constexpr int M = decltype(rows)::value;
-    Vec block[M][N] = {};
-    multiply(block, keys + t * key_row, key_row, 1, queries, query_row, width,
-             [&](int64_t p) REGARD_AT_ONCE {
-               wish.template among_products<M>(t, p);
-               // the next block's keys, which may lie in the second cache
-               if (p % LINE < M) __builtin_prefetch(keys + (t + M + p % LINE) * key_row + p / LINE * LINE);
-             });
-    REGARD_UNROLL for (int i = 0; i < M; ++i)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) {
-        store(scores + ((t + i) * N + j) * LANES, block[i][j]);
-        if constexpr (TOPS) top[j] = larger(block[i][j], top[j]);  // in this order a NaN is passed over
-      }
-  });
+  int64_t first = 0;
+  do {  // once for a width of 0 as well: its scores are 0
+    const bool last = first + SPAN >= width;
+    in_blocks<rows_beside(N)>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
+      constexpr int M = decltype(rows)::value;
+      Vec block[M][N] = {};
+      multiply(block, keys + t * key_row + first, key_row, 1, queries + first * query_row, query_row,
+               last ? width - first : SPAN, [&](int64_t p) REGARD_AT_ONCE {
+                 wish.template among_products<M>(t, first + p);
+                 // the next block's keys, which may lie in the second cache
+                 if (p % LINE < M) __builtin_prefetch(keys + (t + M + p % LINE) * key_row + first + p / LINE * LINE);
+               });
+      REGARD_UNROLL for (int i = 0; i < M; ++i)
+        REGARD_UNROLL for (int j = 0; j < N; ++j) {
+          float* score = scores + ((t + i) * N + j) * LANES;
+          if (first) block[i][j] += load(score);
+          store(score, block[i][j]);
+          if (TOPS && last) top[j] = larger(block[i][j], top[j]);  // in this order a NaN is passed over
+        }
+    });
+    first += SPAN;
+  } while (first < width);
 }
 
 // sums[c][lane] = sums[c][lane] * shrink[lane] + sum over t of values[t][c] * weights[t][lane]

@@ -8,6 +8,9 @@
 
 namespace regard {
 
+// Queries and keys at most: positions have 32 bits, and a tile may reach a little beyond the last key.
+constexpr int64_t MAX_LENGTH = (int64_t(1) << 31) - 1024;
+
 // What q, k, v, the output and its gradient are made of. All else is floats: the lse, and the gradients of q, k and v.
 enum Kind : int64_t { FLOAT, BRAIN, HALF };
 
@@ -82,7 +85,7 @@ struct Part {
   float* largest;   // (b, h, i): a row's largest weight, and the first key that has it; -1 where nothing is seen
   int32_t* at;
 
-  int64_t cells() const { return cell ? (j.last - 1) / cell - j.first / cell + 1 : 0; }
+  int64_t cells() const { return cell && j.size() ? (j.last - 1) / cell - j.first / cell + 1 : 0; }
 };
 
 static_assert(sizeof(Part) == 8 * 18, "every field has eight bytes");

@@ -91,5 +91,8 @@ int main() {
       ask({1, 4, 2, 25, 113, width, width % 3 ? width + 1 : width - 1}, asked, rows_first = !rows_first);
   }
   ask({2, 2, 2, 49, 97, 8, 0}, check::nothing_special(), false);  // values without a width
+  for (const check::Case& asked : cases)
+    for (const check::Sizes& sizes : {check::Sizes{0, 2, 1, 25, 30, 8, 5}, {2, 0, 0, 25, 30, 8, 5}, {2, 2, 1, 0, 30, 8, 0}, {2, 2, 1, 25, 0, 8, 0}})
+      ask(sizes, asked, false);
   return check::verdict("kernels");
 }

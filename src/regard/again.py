@@ -18,6 +18,7 @@ from regard.spec.formula import Formula, FromLengths
 from regard.spec.mask import Mask
 from regard.spec.read import LIGHT
 from regard.spec.rule import Rule
+from regard.spec.storage import check_captured
 
 _known: Bounded[Repeated] = Bounded()
 _known_by_content: Recent[Repeated] = Recent()
@@ -30,6 +31,7 @@ def repeated(q: Any, k: Any, v: Any, score: Any, mask: Any) -> Tensor | None:
     captured = _captured(score, mask)
     if captured is None:
         return None
+    check_captured(captured)
     asked = _asked(q, k, v, score, mask)
     known = _known_by_content.find(asked, captured) if captured else _known.get(asked)
     return None if known is None or _is_followed((q, k, v, *captured)) else known(q, k, v)

@@ -34,6 +34,7 @@ ORDER = (
 )
 RANK = {part: rank for rank, (_, parts) in enumerate(ORDER) for part in parts}
 SHARED_BY_ENGINES = {
+    "address",
     "merge",
     "gradient",
     "dense",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.engine import threshold
+from regard.engine.address import address
 from regard.engine.gradient import Engine, Saved, with_exact_output
 from regard.engine.parts import Part, Wanted
 from regard.engine.prepare import Prepared, prepared
@@ -25,6 +26,7 @@ from regard.spec.normaliser import Softmax
 from regard.spec.program import Untold, program
 from regard.spec.read import LIGHT
 from regard.spec.spec import Inputs, Spec
+from regard.spec.storage import check_captured, check_storage, last_byte
 from regard.spec.term import TRUE, Term, slot_of, variable, walk
 from regard.spec.threshold import Argmax, Entmax, Thresholded, Top
 
@@ -32,6 +34,7 @@ PANELS_TOGETHER = 8  # in native/forward.h
 LEVELED, SLOPES, RECEIVED = (Entmax, Top, Argmax), 3, 4  # as Leveled::Kind counts them
 GROUPS = 32  # of rows, whose sums are taken apart; the same for any number of threads
 KINDS = (torch.float32, torch.bfloat16, torch.float16)  # in native/problem.h, in this order
+MAX_LENGTH = 2**31 - 1024  # queries or keys, in native/problem.h: positions have 32 bits
 
 core: ModuleType | None
 try:
@@ -82,6 +85,8 @@ class Native:
             found.append(f"the score is {spec.score}, and it knows products and additive scores")
         if not isinstance(spec.normaliser, (Softmax, Thresholded)):
             found.append(f"the weighing is {spec.normaliser.name}, and it knows softmax and what has a level")
+        if max(spec.n_q, spec.n_k) > MAX_LENGTH:
+            found.append(f"n_q is {spec.n_q} and n_k is {spec.n_k}, and it supports at most {MAX_LENGTH} of either")
         refusal = _refusal(spec.mask, spec.rule)
         if refusal is not None:
             found.append(refusal)
@@ -108,7 +113,7 @@ class Native:
         problem, kept = _problem(spec, inputs, self._ready(spec, inputs, tiles, glance))
         output = torch.empty((spec.batch, spec.heads, spec.n_q, spec.value_width), dtype=_kind(spec, inputs))
         lse = torch.empty((spec.batch, spec.heads, spec.n_q), dtype=torch.float32)
-        problem.output, problem.lse = output.data_ptr(), lse.data_ptr()
+        problem.output, problem.lse = address(output), address(lse)
         self._run("forward", problem, kept)
         return output.to(spec.dtype), lse
 
@@ -121,10 +126,10 @@ class Native:
         problem, kept = _problem(spec, inputs, self._ready(spec, inputs, tiles, glance=False))
         output = torch.empty((spec.batch, spec.heads, spec.n_q, spec.value_width), dtype=_kind(spec, inputs))
         found = torch.empty((spec.batch, spec.heads, spec.n_q), dtype=torch.float32)
-        problem.output, problem.lse = output.data_ptr(), found.data_ptr()
+        problem.output, problem.lse = address(output), address(found)
         count = spec.normaliser.k if isinstance(spec.normaliser, Top) else 1
         given = [None if x is None else x.contiguous() for x in (_powers(spec, inputs), levels)]
-        how = struct.pack("5q", kind, count, *(0 if x is None else x.data_ptr() for x in given), 0)
+        how = struct.pack("5q", kind, count, *(0 if x is None else address(x) for x in given), 0)
         core.leveled(self.build.number, bytes(problem), how)
         del kept  # it lived as long as the kernel ran
         return output.to(spec.dtype), found
@@ -142,8 +147,8 @@ class Native:
         problem, kept = _problem(spec, inputs, ready)
         lse = torch.empty((spec.batch, spec.heads, spec.n_q), dtype=torch.float32)
         parts = torch.empty((spec.batch, spec.heads, GROUPS, spec.n_k), dtype=torch.float32)
-        problem.lse = lse.data_ptr()
-        core.leveled(self.build.number, bytes(problem), struct.pack("5q", RECEIVED, GROUPS, 0, 0, parts.data_ptr()))
+        problem.lse = address(lse)
+        core.leveled(self.build.number, bytes(problem), struct.pack("5q", RECEIVED, GROUPS, 0, 0, address(parts)))
         del kept
         total = torch.zeros((spec.batch, spec.heads, spec.n_k), dtype=torch.float64)
         for part in parts.unbind(2):  # one after the other: the same bits in any run
@@ -178,14 +183,14 @@ class Native:
         kind = _kind(spec, inputs)
         given = [x.contiguous() for x in (saved.output.to(kind), saved.statistic, saved.d_statistic)]
         d_output = _rows_together(saved.d_output.to(kind))
-        problem.output, problem.lse, problem.d_lse = (x.data_ptr() for x in given)
+        problem.output, problem.lse, problem.d_lse = (address(x) for x in given)
         problem.d_output = Rows.of(d_output)
-        problem.d_q, problem.d_k, problem.d_v = (sums[n].data_ptr() for n in range(3))
+        problem.d_q, problem.d_k, problem.d_v = (address(sums[n]) for n in range(3))
         powers = _powers(spec, inputs)
-        problem.powers = 0 if powers is None else powers.data_ptr()
+        problem.powers = 0 if powers is None else address(powers)
         if spec.score == "additive":
             d_u = torch.zeros((spec.heads, spec.width), dtype=torch.float64)
-            problem.d_u = d_u.data_ptr()
+            problem.d_u = address(d_u)
             sums[len(every) - 1] = d_u
         self._run("backward", problem, (kept, given, d_output, powers))
         return [sums[n].sum_to_size(every[n].shape).to(every[n].dtype) for n in wanted]
@@ -194,6 +199,9 @@ class Native:
         self, spec: Spec, inputs: Inputs, tiles: Tiles, glance: bool, captured: tuple[int, ...] = ()
     ) -> Prepared | None:
         """The mask and the rule as the kernels take them; None where there is neither."""
+        for x in (inputs.q, inputs.k, inputs.v):  # a tensor without data is refused before any work
+            address(x)
+        check_captured(inputs.tensors)
         condition = visible(spec.mask, spec.rule, inputs.tensors, glance)
         if (condition is TRUE and spec.rule is None) or 0 in spec.lengths:  # nobody's positions have no bounds
             return None
@@ -232,31 +240,50 @@ class Native:
 
 
 class Repeated:
-    """A question on plain tensors, ready to be asked again of others like them."""
+    """A call on plain tensors, ready to run again on others like them."""
 
     def __init__(self, build: Build, spec: Spec, inputs: Inputs, ready: Prepared | None) -> None:
         problem, (_, *self.kept) = _problem(spec, inputs, ready)  # all but the tensors must live on
         self.build, self.problem, self.dtype = build.number, bytes(problem), spec.dtype
         self.shape = (spec.batch, spec.heads, spec.n_q, spec.value_width)
+        self.layout: tuple[object, tuple[int, ...]] = (None, ())  # of the last call, and the bytes that its tensors need
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-        """The answer, where the kernels can read these as they are. Their shapes are known to be right, but there may
-        be another number of keys, if nothing asks for positions."""
+        """The output, or None where the kernels cannot read these tensors as they are.
+
+        The shapes are right, except that the number of keys may differ where nothing depends on positions.
+        """
         assert core is not None
         n_k, strides = k.shape[2], (q.stride(), k.stride(), v.stride())
         if not (q.dtype == k.dtype == v.dtype == self.dtype and q.is_cpu and k.is_cpu and v.is_cpu):
             return None
-        if not (strides[0][3] == strides[1][3] == strides[2][3] == 1 and 0 < n_k == v.shape[2]):
+        if not (strides[0][3] == strides[1][3] == strides[2][3] == 1 and 0 < n_k == v.shape[2] <= MAX_LENGTH):
+            return None
+        if not self._are_stored((q, k, v), (n_k, *strides)):
             return None
         output, lse = q.new_empty(self.shape), q.new_empty(self.shape[:3], dtype=torch.float32)
         problem = bytearray(self.problem)
         _NUMBER.pack_into(problem, Problem.n_k.offset, n_k)
         _NUMBER.pack_into(problem, Problem.threads.offset, torch.get_num_threads())
         for rows, x, stride in zip(_ROWS_AT, (q, k, v), strides, strict=True):
-            _ROWS.pack_into(problem, rows, x.data_ptr(), *stride[:3])
+            if not (place := x.data_ptr()):  # a zero tensor, which has no memory
+                return None
+            _ROWS.pack_into(problem, rows, place, *stride[:3])
         _PAIR.pack_into(problem, Problem.output.offset, output.data_ptr(), lse.data_ptr())
         core.forward(self.build, bytes(problem))
         return output
+
+    def _are_stored(self, tensors: tuple[Tensor, Tensor, Tensor], layout: tuple[object, ...]) -> bool:
+        """Whether each storage holds the last element of its tensor, as `address` checks it, in half a microsecond."""
+        size = self.dtype.itemsize
+        known, needs = self.layout
+        if known != layout:
+            needs = tuple(last_byte(x.shape, x.stride(), 0, size) for x in tensors)
+            self.layout = (layout, needs)
+        for x, need in zip(tensors, needs, strict=True):
+            if x.untyped_storage().nbytes() - x.storage_offset() * size < need:
+                return False
+        return True
 
 
 class PartsByKernels:
@@ -266,7 +293,7 @@ class PartsByKernels:
         self.build, self.spec, self.lse = build, spec, lse.detach().contiguous()
         self.space = torch.empty(0)
         problem, self.kept = _problem(spec, inputs, ready)
-        problem.lse = self.lse.data_ptr()
+        problem.lse = address(self.lse)
         self.problem = bytes(problem)
 
     def tiles(self, wanted: Wanted) -> Tiles:
@@ -291,7 +318,7 @@ class PartsByKernels:
             "at": (b, h, i) if wanted.largest else (),
         }
         made = self._made({name: shape for name, shape in shapes.items() if shape})
-        place = {name: made[name].data_ptr() if name in made else 0 for name in shapes}
+        place = {name: address(made[name]) if name in made else 0 for name in shapes}
         edges = [edge for r in ranges for edge in (r.start, r.stop)]
         pairs, others = ("scores", "weights", "entropy"), ("sums", "tops", "received", "largest", "at")
         packed = struct.pack("18q", *edges, not full, *(place[n] for n in pairs), cell, *(place[n] for n in others))
@@ -351,8 +378,9 @@ def _in_floats(x: Tensor) -> Tensor:
 
 
 def _rows_together(x: Tensor) -> Tensor:
-    """The same numbers as the kernels read them: the last dimension contiguous, and nothing yet to be negated."""
-    x = x.resolve_neg()
+    """The same numbers as the kernels read them: the last dimension contiguous, nothing yet to be negated, and memory
+    behind every element."""
+    x = check_storage(x, "an input").resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -363,7 +391,7 @@ class Rows(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> "Rows":
-        return cls(x.data_ptr(), *x.stride()[:3])
+        return cls(address(x), *x.stride()[:3])
 
 
 class Problem(ctypes.Structure):
@@ -407,7 +435,7 @@ def _problem(
     u = None
     if spec.score == "additive":
         u = inputs.parameters[0].detach().float().expand(spec.heads, spec.width).contiguous()
-        problem.u = u.data_ptr()
+        problem.u = address(u)
     return problem, (tensors, kept, ready, u)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.engine.address import address
 from regard.plan.blocks import Tiles, covering
 from regard.plan.recent import Recent
 from regard.spec.bounds import Array, Bounds, Regions
@@ -54,8 +55,8 @@ class Prepared:
     def _packed(self, tensors: Sequence[Tensor], sums: Sequence[Tensor]) -> tuple[int, object]:
         told = self.told
         found = [tensors[t.slot] if t.made is None else made for t, made in zip(told.tables, self.tables, strict=True)]
-        addresses = np.array([x.data_ptr() for x in found if x is not None], np.int64)
-        added = [(x.data_ptr(), x.numel(), meeting) for x, meeting in zip(sums, self.meetings, strict=True)]
+        addresses = np.array([address(x) for x in found if x is not None], np.int64)
+        added = [(address(x), x.numel(), meeting) for x, meeting in zip(sums, self.meetings, strict=True)]
         into = np.array(added, np.int64)
         sections = (told.rule, told.hiding, told.slope, len(told.instructions), told.registers)
         places = (self.lanes.ctypes.data, self.keys.ctypes.data, addresses.ctypes.data)
@@ -247,7 +248,7 @@ def _word(x: Operand) -> tuple[int, int]:
 
 def _fields(x: Tensor) -> tuple[int, int, int]:
     """Where numbers begin, and their strides by batch element and head: 0 where they are the same for all."""
-    return x.data_ptr(), x.stride(0) if x.shape[0] > 1 else 0, x.stride(1) if x.shape[1] > 1 else 0
+    return address(x), x.stride(0) if x.shape[0] > 1 else 0, x.stride(1) if x.shape[1] > 1 else 0
 
 
 def _in_words(values: Tensor) -> Tensor:

@@ -70,6 +70,8 @@ _recent: Recent[Cover] = Recent()
 
 def strips(spec: Spec, found: Cover, tiles: Tiles) -> Iterator[Strip]:
     """All queries once, in an order given by the shape alone; heads that see the same keys go together."""
+    if not spec.batch * spec.heads * spec.n_q:
+        return
     numbers_a_head = max(1, min(tiles.queries, spec.n_q) * min(max(tiles.keys, tiles.row), spec.n_k))
     groups = max(1, tiles.numbers // (numbers_a_head * spec.group))
     heads_together = 1 if found.heads > 1 else spec.group * min(groups, spec.key_heads)

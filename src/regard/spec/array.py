@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import SpecError
+from regard.spec.storage import check_storage
 
 
 def as_tensor(values: Any, name: str) -> Tensor:
     """A tensor from a tensor, an array or numbers; an array that torch cannot share memory with is copied."""
     if isinstance(values, Tensor):
-        return values
+        return check_storage(values, name)
     if isinstance(values, np.ndarray) and (not values.flags.writeable or any(s < 0 for s in values.strides)):
         values = values.copy()
     try:

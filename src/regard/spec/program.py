@@ -304,7 +304,7 @@ class _Compiler:
 
     def _address(self, term: Term, strides: Sequence[int], known: dict[State, Operand]) -> tuple[Operand, Operand]:
         """Where a look-up reads, as the sum of two: one for the query, if it is that simple, and one for the key."""
-        on_lanes, on_keys = constant(0), constant(0)
+        on_lanes = on_keys = on_tiles = constant(0)
         address: Operand | None = None
         for index, size, stride in zip(term.args, self.sizes[slot_of(term)], strides, strict=True):
             self.looked_up.append((index, size))
@@ -316,8 +316,12 @@ class _Compiler:
                 continue
             part = self._emit("i_mul", self._whole_number(index, known), self._operand(step, False, known))
             address = part if address is None else self._emit("i_add", address, part)
+            on_tiles = apply("add", on_tiles, apply("mul", index, step))
         a, b = self._operand(on_lanes, False, known), self._operand(on_keys, False, known)
-        return (a if address is None else self._emit("i_add", address, a)), b
+        if address is None:
+            return a, b
+        self.whole += [on_tiles, apply("add", on_tiles, on_lanes)]  # an address has 32 bits too, until b is added
+        return self._emit("i_add", address, a), b
 
     def _computed(self, term: Term, precise: bool, known: dict[State, Operand]) -> Operand:
         op, args = term.op, term.args

@@ -23,6 +23,7 @@ from regard.spec.regions import Lengths
 from regard.spec.rule import Rule, composed
 from regard.spec.score import RelativeValues, ScaledDot, Score, as_score
 from regard.spec.spec import Question, Spec
+from regard.spec.storage import check_captured
 from regard.spec.term import TRUE, Term, variable
 from regard.spec.text import text
 from regard.spec.weigh import Weigh, as_weigh
@@ -60,6 +61,7 @@ def read(
     n_q, n_k = (q4.shape[2], k4.shape[2]) if whole is None else whole
     lengths, widths = (*q4.shape[:2], n_q, n_k), (q4.shape[-1], k4.shape[-1], v4.shape[-1])
     asked = ask(lengths, k4.shape[1], widths, q4.dtype, q4.device, score, mask, weigh, dropout, start)
+    check_captured(asked.formula.tensors)
     v4, relative_values = _valued(value, v, v4, leading)
     spec = asked.spec if v4.shape[-1] == widths[2] else replace(asked.spec, value_width=v4.shape[-1])
     if spec.key_heads != k4.shape[1]:
