@@ -49,12 +49,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: installing regard and its development tools"
 	@$(PIP_INSTALL) -e '.[dev]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
 	@touch $@ $(CORE)
+	@sed 's/^/setup: the compiled core was NOT built; /' src/regard/core_not_built.txt 2>/dev/null || true
 	@echo "setup: done, the log is $(LOG)"
 
-# The compiled core, again when its sources change; without a compiler this leaves it out.
+# The compiled core, again when its sources change; where it cannot be built, the reason is printed.
 $(CORE): $(STAMP) setup.py $(wildcard native/*.cpp native/*.h)
 	@echo "setup: building the compiled core (half a minute)"
 	@$(PIP_INSTALL) --no-deps -e . >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
+	@sed 's/^/setup: the compiled core was NOT built; /' src/regard/core_not_built.txt 2>/dev/null || true
 	@touch $@
 
 look: setup  ## the explorer: a page in your browser, on this machine alone; Ctrl-C ends it
@@ -93,8 +95,8 @@ sanitize: setup  ## the compiled core under sanitizers for memory, undefined beh
 	@$(CORE_TESTS) BUILD=$(CURDIR)/build/address SANITIZE='$(ADDRESS)' run site
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(CURDIR)/build/address/site \
-	  $(PYTEST) --dist load -r fE -k 'odd_sizes or native or decode or halves or additive or parts or leveled or receive' \
-	  tests/engine/odd_sizes.py tests/engine/test_decode.py tests/engine/test_halves.py tests/engine/test_additive.py tests/engine/test_parts.py tests/engine/test_leveled.py tests/engine/test_balance.py tests/laws --ignore tests/laws/test_memory.py
+	  $(PYTEST) --dist load -r fE -k 'odd_sizes or zero_lengths or native or decode or halves or additive or parts or leveled or receive' \
+	  tests/engine/odd_sizes.py tests/engine/test_zero_lengths.py tests/engine/test_decode.py tests/engine/test_halves.py tests/engine/test_additive.py tests/engine/test_parts.py tests/engine/test_leveled.py tests/engine/test_balance.py tests/laws --ignore tests/laws/test_memory.py
 
 bench: setup $(PEERS)  ## measure side by side with others, and write the results: under 40 minutes
 	@$(PY) -m benchmarks.run

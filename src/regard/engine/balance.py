@@ -173,7 +173,7 @@ def _transposed(spec: Spec, inputs: Inputs) -> PassCall:
     )
     return spec, replace(
         inputs,
-        q=inputs.k.repeat_interleave(spec.heads // inputs.k.shape[1], dim=1),
+        q=inputs.k.repeat_interleave(spec.heads // max(1, inputs.k.shape[1]), dim=1),
         k=inputs.q,
         v=inputs.v.new_zeros((*inputs.q.shape[:-1], 1)),
         tensors=tensors,

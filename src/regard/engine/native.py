@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -39,7 +40,7 @@ MAX_LENGTH = 2**31 - 1024  # queries or keys, in native/problem.h: positions hav
 core: ModuleType | None
 try:
     from regard import _core as core
-except ImportError:  # built without a compiler
+except ImportError:  # not built: see reason_without_core
     core = None
 
 
@@ -54,8 +55,16 @@ class Build:
     chunk: int  # keys
 
 
+def reason_without_core() -> str:
+    """Why there is no compiled core: what the build wrote beside the package, if it ran and failed."""
+    notice = Path(__file__).parents[1] / "core_not_built.txt"
+    if notice.exists():
+        return f"the compiled core is missing: {notice.read_text(encoding='utf8').strip()}"
+    return "the compiled core is missing: regard was installed without building it"
+
+
 def builds() -> tuple[Build, ...]:
-    """The builds that this processor can run, the best first; none where the package was built without a compiler."""
+    """The builds that this processor can run, the best first; none where the core was not built."""
     return () if core is None else tuple(Build(*entry) for entry in core.builds())
 
 
@@ -76,7 +85,7 @@ class Native:
     def objections(self, spec: Spec) -> tuple[str, ...]:
         found = []
         if self.build is None:
-            return ("the compiled core is missing: regard was installed without a C++ compiler",)
+            return (reason_without_core(),)
         if spec.device != "cpu":
             found.append(f"the tensors are on {spec.device}, and it runs on the CPU")
         if spec.precision != torch.float32:
