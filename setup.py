@@ -1,6 +1,6 @@
 """The compiled core, which is optional: without a C++ compiler that builds it everything else installs and works.
 
-A build that fails says so, with the compiler's first error, and leaves that sentence in the package for `regard.explain`.
+A build that fails prints the compiler's first error, and leaves it in the package for `regard.explain`.
 """
 
 import os
@@ -41,10 +41,9 @@ class BuildCore(build_ext):
                 outdated.unlink()
             place.mkdir(parents=True, exist_ok=True)
             (place / REASON).write_text(reason + "\n", encoding="utf8")
-        print(
+        sys.stderr.write(
             f"regard: the compiled core was NOT built; {reason}\n"
-            "regard: everything works without it, but slower. GCC 12 or newer builds it: set CC and CXX, install again.",
-            file=sys.stderr,
+            "regard: everything works without it, but slower. GCC builds it: set CC and CXX, and install again.\n"
         )
 
     def build_extension(self, ext: Extension) -> None:
@@ -59,7 +58,7 @@ class BuildCore(build_ext):
 
 @contextmanager
 def errors_into(file: IO[str]) -> Iterator[None]:
-    """Send everything that this process and the compiler print as errors into a file, and to the terminal at the end."""
+    """Send what this process and the compiler print as errors into a file, and to the terminal at the end."""
     sys.stderr.flush()
     terminal = os.dup(2)
     os.dup2(file.fileno(), 2)

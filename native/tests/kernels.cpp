@@ -92,7 +92,7 @@ int main() {
   }
   ask({2, 2, 2, 49, 97, 8, 0}, check::nothing_special(), false);  // values without a width
   for (const check::Case& asked : cases)
-    for (const check::Sizes& sizes : {check::Sizes{0, 2, 1, 25, 30, 8, 5}, {2, 0, 0, 25, 30, 8, 5}, {2, 2, 1, 0, 30, 8, 0}, {2, 2, 1, 25, 0, 8, 0}})
-      ask(sizes, asked, false);
+    for (const check::Sizes& sizes : {check::Sizes{0, 2, 1, 25, 30, 8, 5}, check::Sizes{2, 0, 0, 25, 30, 8, 5}})
+      ask(sizes, asked, false);  // no batch, and no heads
   return check::verdict("kernels");
 }

@@ -1,7 +1,6 @@
-"""Every kernel with a length of 0 in every dimension. `make sanitize` runs this on a core built with sanitizers as well.
+"""Every kernel with a length of 0 in every dimension; `make sanitize` runs this on a core with sanitizers as well.
 
-A query without keys outputs 0 and has an lse of -inf; a gradient of it is 0. A crash here ends the whole process, so each
-combination is also what the sanitizers watch.
+A query without keys outputs 0 and has an lse of -inf, and every gradient is 0.
 """
 
 from collections.abc import Callable, Iterator
@@ -118,3 +117,11 @@ def test_weights_and_measures_with_a_length_of_0() -> None:
             assert weights[:, :].shape == (shape[0], shape[1], shape[3], shape[4])
             if 0 not in shape[:5]:
                 weights.measure(measure.entropy, measure.received, measure.top(1))
+
+
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
+def test_no_heads_or_no_batch_give_an_empty_output(engine: str) -> None:
+    for batch, heads in ((1, 0), (0, 2), (0, 0)):
+        q, k = torch.randn(batch, heads, 3, 8), torch.randn(batch, heads, 5, 8)
+
+        assert attention(q, k, k, engine=engine).shape == (batch, heads, 3, 8)

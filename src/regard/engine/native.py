@@ -255,7 +255,10 @@ class Repeated:
         problem, (_, *self.kept) = _problem(spec, inputs, ready)  # all but the tensors must live on
         self.build, self.problem, self.dtype = build.number, bytes(problem), spec.dtype
         self.shape = (spec.batch, spec.heads, spec.n_q, spec.value_width)
-        self.layout: tuple[object, tuple[int, ...]] = (None, ())  # of the last call, and the bytes that its tensors need
+        self.layout: tuple[object, tuple[int, ...]] = (
+            None,
+            (),
+        )  # of the last call, and the bytes that its tensors need
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         """The output, or None where the kernels cannot read these tensors as they are.

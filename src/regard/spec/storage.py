@@ -1,7 +1,7 @@
 """Whether a tensor's memory holds all of its elements.
 
-Most tensors do. Exceptions are fake tensors, parameters whose storage is resized to 0 while they are sharded, zero tensors
-of forward-mode differentiation, and storages that were shrunk. Reading such a tensor through its address ends the process.
+Exceptions are fake tensors, parameters whose storage is resized to 0 while they are sharded, zero tensors of
+forward-mode differentiation, and storages that were shrunk. Reading one through its address can end the process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,9 @@ def check_storage(x: Tensor, name: str) -> Tensor:
     """
     if type(x) not in (Tensor, Parameter) or not x.is_cpu or x.layout != torch.strided:
         return x
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # a stand-in; the tensor below it is checked where it is read
+    if torch._C._functorch.is_functorch_wrapped_tensor(
+        x
+    ):  # a stand-in; the tensor below it is checked where it is read
         return x
     if x._is_zerotensor():
         return x.clone()
