@@ -6,6 +6,7 @@ import torch
 from regard import attention, mask, score
 from regard.engine.native import MAX_LENGTH, Native, builds, core
 from regard.errors import EngineError
+from regard.spec.program import Untold
 from regard.spec.read import read
 
 pytestmark = pytest.mark.skipif(not builds(), reason="the compiled core is not built")
@@ -38,7 +39,10 @@ def test_addresses_of_look_ups_beyond_32_bits_are_left_to_another_engine() -> No
     # 3 GB of addresses of which four pages are touched
     table = torch.empty(3 * 2**30 + 40, dtype=torch.bool).as_strided((4, 40), (2**30, 1)).copy_(rows)
     q = torch.randn(1, 1, 40, 8)
+    call, engine = read(q, q, q, mask=lambda b, h, i, j: table[(i * j) % 4, j]), Native(None)
 
+    with pytest.raises(Untold, match="its whole numbers have 32 bits"):
+        engine._ready(call.spec, call.inputs(), engine.tiles(call.spec), glance=False)
     output = attention(q, q, q, mask=lambda b, h, i, j: table[(i * j) % 4, j])
 
     expected = attention(q, q, q, mask=lambda b, h, i, j: rows[(i * j) % 4, j])
