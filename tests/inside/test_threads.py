@@ -80,13 +80,13 @@ def test_threads_that_enter_and_leave_in_overlapping_order_record_their_own_call
 
     def work(number: int) -> None:
         model, x = Attending(), torch.randn(1, 10 + number, 8)
-        entered[number].wait(10)
+        entered[number].wait(60)
         with record(model) as tape:
             model(x)
             entered[number + 1].set()
-            entered[count].wait(10)
+            entered[count].wait(60)
             model(x)
-            left[number].wait(10)
+            left[number].wait(60)
         left[number + 1].set()
         tapes[number] = lengths(tape)
         references.append(weakref.ref(tape))
