@@ -35,12 +35,17 @@ export class Asking {
     this.last += 1;
     const id = `page-${Date.now()}-${this.last}`;
     let isOver = false;
+    let isLooking = false;
     const look = async () => {
+      if (isLooking) return; // a server that does not answer must not be asked more and more
+      isLooking = true;
       try {
         const { values } = await this.source.ask("progress", { id });
         if (values.text && !isOver) tell(values.text, values.share);
       } catch {
         /* the answer itself says what went wrong */
+      } finally {
+        isLooking = false;
       }
     };
     const timer = setInterval(look, PATIENCE);

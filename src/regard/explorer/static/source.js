@@ -12,6 +12,7 @@ import { fromForms } from "./worked.js";
 
 const PATIENCE = 8000; // milliseconds without an answer, after which a kernel is said to be busy or gone
 
+const ATTEMPTS = 4; // of one question
 const OUT_OF_DATE =
   "The explorer was started again, and this page’s address is out of date. Open the address that regard look printed.";
 
@@ -35,34 +36,47 @@ export function httpSource(base) {
     });
     return { answer, body: await answer.arrayBuffer() };
   };
+  let starts = 0; // of the server that the page knows of
   const ask = async (name, params, signal) => {
-    let found;
-    if (link.isLost) await link.back(); // nothing is sent before the server has shown that it has the key
-    try {
-      found = await send(name, params, signal);
-    } catch (error) {
-      if (!(error instanceof TypeError)) throw error; // fetch throws it where no server answers
-      await link.back();
-      return ask(name, params, signal);
-    }
-    const { answer, body } = found;
+    const { answer, body } = await sent(name, params, signal);
     if (answer.status === 409) {
       if (session) {
         session = null;
+        starts += 1;
         restarted();
       }
-      throw new DOMException("The server was started again.", "AbortError");
+      throw abandoned();
     }
     if (!answer.ok) throw new Error(reason(answer, body));
     const unpacked = unpack(body);
     if (name === "state") session = unpacked.values.session ?? null;
     return unpacked;
   };
+  /** The answer, from a server that may have been lost meanwhile. */
+  const sent = async (name, params, signal) => {
+    const before = starts;
+    for (let attempt = 0; attempt < ATTEMPTS; attempt += 1) {
+      if (link.isLost) await link.back(); // nothing is sent before the server has shown that it has the key
+      signal?.throwIfAborted();
+      if (starts !== before) throw abandoned();
+      try {
+        return await send(name, params, signal);
+      } catch (error) {
+        if (!(error instanceof TypeError)) throw error; // fetch throws it where no server answers
+        await link.back();
+      }
+    }
+    throw new Error(`The server closes the connection whenever it is asked for ${name}. Its terminal says why.`);
+  };
   const watch = (onStatus, onRestart) => {
     status = onStatus;
     restarted = onRestart;
   };
   return { kind: "server", ask, watch };
+}
+
+function abandoned() {
+  return new DOMException("The server was started again.", "AbortError");
 }
 
 function reason(answer, body) {
