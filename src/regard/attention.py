@@ -212,7 +212,10 @@ def answer(
     engine = _engine(plan)
     with without_autocast(question.q.device.type):
         plan, inputs = asked(question, plan, engine)
-        output, statistic = run(engine, plan.spec, plan.tiles, inputs)
+        spec = plan.spec
+        if question.weigh.factor is not None:  # the output is rounded once, after the factor
+            spec = replace(spec, dtype=spec.precision)
+        output, statistic = run(engine, spec, plan.tiles, inputs)
         return finished(question, plan, inputs, output, statistic, n_k, places), statistic, plan, inputs
 
 
@@ -241,7 +244,7 @@ def finished(
     if question.weigh.factor is not None:
         share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
         # in the precision of the sums: the gradient of a learned factor is a sum over all rows
-        output = output.to(plan.spec.precision) * (
+        output = output.to(torch.promote_types(output.dtype, plan.spec.precision)) * (
             share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share
         )
     return output.to(plan.spec.dtype)

@@ -96,11 +96,15 @@ class Call:
             start=self.start,
         )
 
-    def formula(self, tensors: Sequence[Tensor], dtype: torch.dtype, kept: Tensor | None) -> direct.Answer:
-        """The same by the formula, computed in this dtype."""
+    def formula(
+        self, tensors: Sequence[Tensor], dtype: torch.dtype, kept: Tensor | None, noise: int = 0
+    ) -> direct.Answer:
+        """The same by the formula, computed in this dtype; with `noise` scores change by some units in float32."""
         q, k, v, *captured = (x.to(dtype) for x in tensors)
         score, *modifiers, normalizer, value = self.split(captured)
         rules = [piece.theirs(q, *t) for piece, t in zip(self.modifiers, modifiers, strict=True)]
+        if noise:
+            rules.append(lambda s, at: s + 1e-5 * _largest(s) * _normal(s.shape, noise))
         shown = self.value.theirs(*value)
         relative = self.value.name == "shaw_values"
         return direct.attention(
@@ -166,6 +170,15 @@ def draw(seed: int) -> Call:
         layout=layout,
         size=1.0 if kernel else r.choice(FEW_SIZES),
     )
+
+
+def _normal(shape: Sequence[int], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _largest(x: Tensor) -> float:
+    finite = x[x.isfinite()]
+    return float(finite.abs().max()) if len(finite) else 0.0
 
 
 def _kernel_score(q: Tensor, k: Tensor) -> Tensor:

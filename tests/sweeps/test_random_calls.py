@@ -64,10 +64,8 @@ class Expected:
             return sure
         rounded = self._answer(self.tensors, torch.float32).weights
         sure &= ((rounded > 0) == (weights > 0)).all(-1)
-        for seed in range(3):
-            noise = torch.randn(self.tensors[0].shape, generator=torch.Generator().manual_seed(seed)).double()
-            q = self.tensors[0].double() * (1 + 1e-4 * noise)
-            moved = self._answer([q, *self.tensors[1:]], torch.float64).weights
+        for seed in range(1, 4):
+            moved = self.call.formula(self.tensors, torch.float64, self.kept, noise=seed).weights
             sure &= ((moved > 0) == (weights > 0)).all(-1)
         return sure
 
