@@ -111,6 +111,13 @@ def _check(annotation: Any) -> Check | None:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return _union([_check(one) for one in inner])
+    if isinstance(annotation, TypeVar):
+        inner = annotation.__constraints__ or (annotation.__bound__ or Any,)
+        return _union([_check(one) for one in inner])
+    if origin is np.ndarray:
+        return (
+            lambda value: isinstance(value, np.ndarray) and value.dtype.kind not in "OSUc"
+        ), "an array of real numbers"
     if origin is Literal:
         return (lambda value: any(type(value) is type(one) and value == one for one in inner)), (
             f"one of {', '.join(map(repr, inner))}"

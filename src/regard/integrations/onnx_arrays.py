@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import SpecError
 
-Array = TypeVar("Array", Tensor, "np.ndarray[Any, Any]")
+Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 
 
 def as_tensor(array: Tensor | np.ndarray[Any, Any]) -> Tensor:
@@ -37,6 +37,8 @@ def like(model: Array, result: Tensor) -> Array:
 
 def cut_heads(x: Tensor, heads: int | None, name: str, attribute: str) -> Tensor:
     """(batch, length, heads * width) as (batch, heads, length, width)."""
+    if x.dim() != 3:
+        raise SpecError(f"{name} must have 3 dimensions, (batch, length, heads * width); got shape {tuple(x.shape)}.")
     if heads is None or heads < 1 or x.shape[2] % heads:
         raise SpecError(
             f"{attribute} must divide the last dimension of a 3-D {name}; got {heads} and {x.shape[2]}. "

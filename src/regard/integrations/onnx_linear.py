@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.integrations.onnx_arrays import Array, as_tensor, cut_heads, like
 from regard.mechanism.state import delta, gated, retention
@@ -22,6 +23,7 @@ class LinearAttentionOutputs(NamedTuple, Generic[Array]):
     present_state: Array
 
 
+@checked
 def linear_attention(
     query: Array,
     key: Array,
@@ -57,6 +59,11 @@ def linear_attention(
         for x, name in ((key, "key"), (value, "value"))
     )
     batch, _, n, width = q.shape
+    if not q.shape[0] == k.shape[0] == v.shape[0] > 0 or not n == k.shape[2] == v.shape[2]:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        raise SpecError(f"query, key and value must have one batch, not empty, and one length; got {shapes}.")
+    if past_state is not None and (past_state.ndim != 4 or past_state.shape[0] != batch):
+        raise SpecError(f"past_state must be ({batch}, heads, width, width); got shape {tuple(past_state.shape)}.")
     # heads that share a state ask one after another: their own dimension, beside that of the states
     asked = q.unflatten(1, (kv_num_heads, -1)).transpose(1, 2)
     keys, values = (x.unsqueeze(1).expand(batch, asked.shape[1], *x.shape[1:]) for x in (k, v))
@@ -81,6 +88,9 @@ def _shared(given: Array | None, heads: int, keys: Tensor, dtype: torch.dtype) -
     if given is None:
         return None
     numbers = as_tensor(given).to(dtype)
+    if numbers.dim() != 3 or numbers.shape[:2] != (keys.shape[0], keys.shape[-2]):
+        wanted = f"({keys.shape[0]}, {keys.shape[-2]}, ...)"
+        raise SpecError(f"decay and beta must be {wanted}; got shape {tuple(numbers.shape)}.")
     apart = (
         numbers.unsqueeze(1) if numbers.shape[2] == 1 else cut_heads(numbers, heads, "decay or beta", "kv_num_heads")
     )

@@ -4,12 +4,16 @@ from regard.integrations import onnx, onnx_linear
 from tests.sweeps.valid_calls.inputs import numbers, qkv
 from tests.sweeps.valid_calls.table import ValidCall, given
 
+# ONNX's flags are whole numbers, a window of -1 has no bound, and four dimensions need no number of heads
+FLAGS = dict.fromkeys(("is_causal", "interleaved", "left_window_size", "right_window_size", "num_heads"), "-1")
+
 CALLS = [
-    ValidCall("regard.integrations.onnx.attention", lambda: onnx.attention, lambda: given(*qkv())),
+    ValidCall("regard.integrations.onnx.attention", lambda: onnx.attention, lambda: given(*qkv()), accepts=FLAGS),
     ValidCall(
         "regard.integrations.onnx.rotary_embedding",
         lambda: onnx.rotary_embedding,
         lambda: given(qkv()[0], numbers(1, 6, 4), numbers(1, 6, 4)),
+        accepts=FLAGS,
     ),
     ValidCall(
         "regard.integrations.onnx_linear.linear_attention",
