@@ -109,7 +109,7 @@ def _now(
 ) -> Any:
     """`attention` outside of any graph."""
     plain = weigh is None and value is None and start is None and engine is None
-    plain = plain and isinstance(dropout, (int, float)) and not dropout and (seed is None or type(seed) is int)
+    plain = plain and (type(dropout) is float or type(dropout) is int) and not dropout and (seed is None or type(seed) is int)
     if plain and (known := repeated(q, k, v, score, mask)) is not None:
         return known
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
