@@ -109,7 +109,9 @@ def _now(
 ) -> Any:
     """`attention` outside of any graph."""
     plain = weigh is None and value is None and start is None and engine is None
-    plain = plain and (type(dropout) is float or type(dropout) is int) and not dropout and (seed is None or type(seed) is int)
+    # by type, not by truth: None, [] and "x" are refused on a repeated call as well
+    plain = plain and (type(dropout) is float or type(dropout) is int) and not dropout
+    plain = plain and (seed is None or type(seed) is int)
     if plain and (known := repeated(q, k, v, score, mask)) is not None:
         return known
     question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
