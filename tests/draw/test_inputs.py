@@ -53,7 +53,7 @@ ROWS = [{"layer": 0, "head": 0, "entropy": 1.0}]
         (lambda: draw.svg_lines(np.zeros((0, 0)), []), r"weights must be 0 x 0, as tokens are; got shape \(0, 0\)"),
         (lambda: draw.text_weights([["x"]], ["a"]), "weights must be a tensor, an array or lists .* got list of 1"),
         (lambda: draw.mask(mask.causal(), 1.5), "n_q must be a whole number; got 1.5"),
-        (lambda: draw.mask(mask.causal(), 4, heads=-1), "heads must be a whole number from 0 to 2147483647; got -1"),
+        (lambda: draw.mask(mask.causal(), 4, heads=-1), "heads must be a whole number from 1 to 2147483647; got -1"),
         (lambda: draw.weights(MAP, tokens=3), "tokens must be a list of labels, or a pair of lists; got 3"),
         (
             lambda: draw.weights(MAP, tokens=(3, None)),

@@ -143,9 +143,9 @@ def test_dropout_acts_in_training_only(kind: str) -> None:
 
 
 def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecError, match="kind must be one of gat, gatv2; got 'gcn'"):
+    with pytest.raises(SpecError, match="kind must be one of 'gat', 'gatv2'; got 'gcn'"):
         network("gcn")
-    with pytest.raises(SpecError, match="join must be one of concatenate, average; got 'sum'"):
+    with pytest.raises(SpecError, match="join must be one of 'concatenate', 'average'; got 'sum'"):
         GraphAttention(FEATURES, WIDTH, heads=3, join="sum")
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(MissingError, match=r"come with networkx.*Use pip install regard\[train\]"):

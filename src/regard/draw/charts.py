@@ -129,7 +129,7 @@ def _groups(groups: Any, count: int) -> NDArray[np.int64]:
 def charts(panels: Sequence[Panel | Image], title: str = "") -> "Figure":
     """All panels in one figure, three beside each other; four are two by two."""
     check()
-    if not panels:
+    if not len(panels):
         raise SpecError("charts must be of at least one panel; got none.")
     beside = 2 if len(panels) == 4 else min(len(panels), MOST_BESIDE)
     figure, rows = paper(-(-len(panels) // beside), beside, WIDTH, HEIGHT)

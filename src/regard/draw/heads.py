@@ -27,8 +27,8 @@ def heads(rows: Sequence[Mapping[str, Any]], measure: str, *, title: str | None 
     check()
     from matplotlib.figure import Figure
 
-    if not rows or measure not in rows[0]:
-        known = ", ".join(rows[0]) if rows else "nothing"
+    if not len(rows) or measure not in rows[0]:
+        known = ", ".join(rows[0]) if len(rows) else "nothing"
         raise SpecError(f"a measure must be one of the columns: {known}; got {measure!r}.")
     for row in rows:
         _check_row(row, measure)

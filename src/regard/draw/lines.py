@@ -63,6 +63,8 @@ def overlay(image: Any, weights: Any, *, strength: float = 0.65, title: str = ""
 
     checks.probability(strength, "strength")
     picture, found = checks.array(image, "image", dims=(2, 3)), checks.array(weights, "weights", dims=(2,))
+    if not (np.isfinite(found) & (found >= 0)).all():
+        raise SpecError(f"weights must be finite numbers of at least 0; got some of {found.min()}.")
     if 0 in picture.shape or (picture.ndim == 3 and picture.shape[2] not in (3, 4)):
         raise SpecError(f"image must be (height, width) or (height, width, 3 or 4); got shape {picture.shape}.")
     if picture.shape[:2] != found.shape:

@@ -48,7 +48,7 @@ def mask(
     check()
     n_k = n_q if n_k is None else n_k
     for name, count in (("n_q", n_q), ("n_k", n_k), ("batch", batch), ("heads", heads)):
-        checks.whole_number(count, name, at_least=0, at_most=checks.MAX_SIZE)
+        checks.whole_number(count, name, at_least=1 if name in ("batch", "heads") else 0, at_most=checks.MAX_SIZE)
     if min(n_q, n_k) < 1:
         raise SpecError(f"a mask must have at least 1 query and 1 key to be drawn; got n_q={n_q}, n_k={n_k}.")
     drawn = as_mask(mask)

@@ -5,6 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard import checks
+from regard.checked import checked
+from regard.errors import SpecError
+from regard.nn import inputs
+from regard.nn.attention import joined
 from regard.nn.block import Design
 from regard.nn.embedding import TokenEmbedding
 from regard.nn.position import Learned
@@ -23,13 +28,14 @@ class TextEncoder(nn.Module):
     torch.Size([2, 3, 64])
     """
 
+    @checked
     def __init__(
         self, vocabulary: int, *, longest: int, layers: int, design: Design, types: int = 2, pooler: bool = False
     ) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(vocabulary, design.width)
         self.position = Learned(longest, design.width)
-        self.type_embedding = nn.Embedding(types, design.width)
+        self.type_embedding = nn.Embedding(checks.size(types, "types"), design.width)
         self.norm = design.norm_layer()
         self.dropout = nn.Dropout(design.dropout)
         self.encoder = Encoder(design, layers, norm=design.norm_first)
@@ -39,14 +45,31 @@ class TextEncoder(nn.Module):
         self, tokens: Tensor, *, lengths: Tensor | None = None, types: Tensor | None = None, mask: Any = None
     ) -> Tensor:
         """`lengths` says how many tokens of each row are real; `mask` who may look at whom beyond that."""
+        inputs.token_rows(tokens)
+        if lengths is not None:
+            inputs.lengths(lengths, *tokens.shape)
+        if types is not None:
+            self._check_types(types, tokens)
         at = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.embedding(tokens) + self.type_embedding(torch.zeros_like(tokens) if types is None else types)
         x = self.dropout(self.norm(self.position.added(x, at)))
         real = None if lengths is None else padding(lengths)
-        seen = real if mask is None else mask if real is None else real & mask
+        seen = joined(real, mask)
         return self.encoder(x, mask=seen)  # type: ignore[no-any-return]  # modules are untyped
+
+    def _check_types(self, types: Tensor, tokens: Tensor) -> None:
+        checks.tensor(inputs.tokens(types, "types"), "types", shape=tuple(tokens.shape))
+        if torch.compiler.is_compiling() or not types.numel():
+            return
+        least, most = (int(end) for end in types.aminmax())
+        if least < 0 or most >= self.type_embedding.num_embeddings:
+            last = self.type_embedding.num_embeddings - 1
+            raise SpecError(f"types must be from 0 to {last}; got {least} to {most}.")
 
     def pooled(self, states: Tensor) -> Tensor:
         """The first token's vector (batch, width), as a summary."""
+        inputs.vectors(states, "states", self.embedding.embedding_dim, self.embedding.weight)
+        if states.shape[1] == 0:
+            raise SpecError(f"states must be of at least one token; got shape {tuple(states.shape)}.")
         first = states[:, 0]
         return first if self.pooler is None else torch.tanh(self.pooler(first))

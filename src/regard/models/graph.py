@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
+from regard import checks
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.mechanism.graph import gat, gatv2
+from regard.nn.inputs import same_dtype
 
 KINDS = ("gat", "gatv2")
 JOINS = ("concatenate", "average")
@@ -36,6 +39,7 @@ class GraphNetwork(nn.Module):
             [False, False, False,  True]])
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -49,13 +53,15 @@ class GraphNetwork(nn.Module):
         super().__init__()
         self.first = GraphAttention(features, width, heads=heads[0], kind=kind, join="concatenate")
         self.second = GraphAttention(heads[0] * width, classes, heads=heads[1], kind=kind, join="average")
-        self.dropout = dropout
+        self.dropout = checks.probability(dropout, "dropout", below_one=True)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        checks.tensor(x, "x", shape=("nodes", self.first.features), dtype="floats")
         return self.second(self._between(x, edges), edges)  # type: ignore[no-any-return]  # modules are untyped
 
     def attend(self, x: Tensor, edges: Tensor) -> list[Tensor]:
         """Weights (heads, nodes, nodes) of both layers; row i says where node i looks."""
+        checks.tensor(x, "x", shape=("nodes", self.first.features), dtype="floats")
         return [self.first.attend(self._left(x), edges), self.second.attend(self._between(x, edges), edges)]
 
     def _between(self, x: Tensor, edges: Tensor) -> Tensor:
@@ -77,10 +83,11 @@ class GraphAttention(nn.Module):
 
     def __init__(self, features: int, width: int, *, heads: int, kind: str = "gat", join: str = "concatenate") -> None:
         super().__init__()
-        for name, value, known in (("kind", kind, KINDS), ("join", join, JOINS)):
-            if value not in known:
-                raise SpecError(f"{name} must be one of {', '.join(known)}; got {value!r}.")
-        self.kind, self.join = kind, join
+        self.kind, self.join = checks.choice(kind, "kind", KINDS), checks.choice(join, "join", JOINS)
+        for name, size in (("features", features), ("width", width), ("heads", heads)):
+            checks.size(size, name)
+        checks.parameter("w", heads, features, width)
+        self.features = features
         matrix, vector = (heads, features, width), (heads, width)
         if kind == "gat":
             self.w = _drawn(*matrix)
@@ -91,17 +98,24 @@ class GraphAttention(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads * width if join == "concatenate" else width))
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        self._check(x, edges)
         if self.kind == "gat":
             rows = gat(x, edges, self.w, self.a_source, self.a_target)
         else:
             rows = gatv2(x, edges, self.w_source, self.w_target, self.a)
         return (rows.flatten(1) if self.join == "concatenate" else rows.mean(1)) + self.bias
 
+    def _check(self, x: Tensor, edges: Tensor) -> None:
+        checks.tensor(x, "x", shape=("nodes", self.features), dtype="floats")
+        same_dtype(x, "x", self.bias)
+        check_edges(edges, len(x))
+
     def attend(self, x: Tensor, edges: Tensor) -> Tensor:
         """Weights (heads, nodes, nodes); row i says where node i looks, and adds up to 1.
 
         Each node is given its own name to carry, in columns that no score looks at: what arrives are the weights.
         """
+        self._check(x, edges)
         nodes = len(x)
         named = torch.cat((x, torch.eye(nodes, dtype=x.dtype, device=x.device)), 1)
         if self.kind == "gat":
@@ -112,6 +126,15 @@ class GraphAttention(nn.Module):
             both = _wider(self.w_source, nodes), _wider(self.w_target, nodes)
             found = gatv2(named, edges, *both, _longer(self.a, nodes))
         return found[..., -nodes:].transpose(0, 1)
+
+
+def check_edges(edges: Tensor, nodes: int) -> None:
+    checks.tensor(edges, "edges", shape=(2, "count"), dtype="integers")
+    if torch.compiler.is_compiling() or not edges.numel():
+        return
+    least, most = (int(end) for end in edges.aminmax())
+    if least < 0 or most >= nodes:
+        raise SpecError(f"edges must be between nodes 0 and {nodes - 1}; got {least} to {most}.")
 
 
 def _drawn(*shape: int) -> nn.Parameter:

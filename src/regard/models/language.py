@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard import checks
+from regard.checked import checked
+from regard.nn import inputs
 from regard.nn.block import Design
 from regard.nn.cache import KeyValueCache
 from regard.nn.embedding import TokenEmbedding
 from regard.nn.position import Position
-from regard.nn.transformer import Decoder
+from regard.nn.transformer import Decoder, designs_of
 
 
 class LanguageModel(nn.Module):
@@ -32,6 +35,7 @@ class LanguageModel(nn.Module):
     torch.Size([1, 5])
     """
 
+    @checked
     def __init__(
         self,
         vocabulary: int,
@@ -42,7 +46,8 @@ class LanguageModel(nn.Module):
         tied: bool = True,
     ) -> None:
         super().__init__()
-        width = design.width if isinstance(design, Design) else design[0].width
+        width = designs_of(design)[0].width
+        checks.parameter("embedding", checks.size(vocabulary, "vocabulary"), width)
         self.embedding = TokenEmbedding(vocabulary, width)
         self.decoder = Decoder(design, layers, position=position)
         self.head = None if tied else nn.Linear(width, vocabulary, bias=False)
@@ -63,9 +68,10 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, *, mask: Any = None, at: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
         """The vectors (batch, n, width) from which logits are made."""
-        return self.decoder(self.embedding(tokens), mask=mask, at=at, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
+        return self.decoder(self.embedding(inputs.token_rows(tokens)), mask=mask, at=at, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
 
     def logits(self, states: Tensor) -> Tensor:
+        inputs.any_vectors(states, "states", self.embedding.embedding_dim, self.embedding.weight)
         return self.embedding.logits(states) if self.head is None else self.head(states)
 
     def following(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.models.language import LanguageModel
 from regard.models.store import fit
 from regard.models.vision import ImageEncoder
+from regard.nn import inputs
 from regard.nn.block import Block, Design, Looks
 from regard.nn.cache import KeyValueCache, LayerCache
 from regard.nn.embedding import TokenEmbedding
@@ -45,6 +47,7 @@ class Describer(nn.Module):
     torch.Size([2, 5])
     """
 
+    @checked
     def __init__(
         self, vocabulary: int, *, eye: ImageEncoder, layers: int, design: Design, position: Position | None
     ) -> None:
@@ -65,7 +68,7 @@ class Describer(nn.Module):
 
     def attend(self, tokens: Tensor, images: Tensor) -> list[Looks]:
         """The attention inside each layer of the decoder, kept open: `own` at the text, `memory` at the patches."""
-        return self.decoder.attend(self.embedding(tokens), self.patches(images))
+        return self.decoder.attend(self.embedding(inputs.token_rows(tokens)), self.patches(images))
 
     def patches(self, images: Tensor) -> Tensor:
         """The vectors (batch, patches, width) that the text looks at, row by row."""
@@ -75,6 +78,7 @@ class Describer(nn.Module):
         """How far the gates are open, tanh(α) and tanh(β) for each layer: (layers, 2), from -1 to 1."""
         return torch.stack([block.look.gates() for block in self.decoder.layers])  # type: ignore[operator, union-attr]  # all are `SeeingBlock`
 
+    @checked
     def adopt(self, language: LanguageModel) -> None:
         """Takes over every parameter of a language model of the same design, whose table also writes."""
         rest = {name: t for name, t in self.state_dict().items() if name.startswith("eye.") or ".look." in name}
@@ -96,7 +100,8 @@ class Seen:
 
     def _states(self, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
         describer = self.describer
-        times = len(tokens) // len(self.patches)  # with beams each image is there several times
+        inputs.token_rows(tokens)
+        times = inputs.copies(tokens, "tokens", len(self.patches))  # with beams each image occurs several times
         patches = self.patches.repeat_interleave(times, 0)
         return describer.decoder(describer.embedding(tokens), patches, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
 

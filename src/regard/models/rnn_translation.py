@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard import checks
+from regard.checked import checked
 from regard.errors import SpecError
 from regard.mechanism.recurrent import Context, bahdanau, luong_dot, luong_general
+from regard.nn import inputs
 from regard.nn.cache import KeyValueCache
 
 ALIGNMENTS = ("bahdanau", "luong_dot", "luong_general")
@@ -42,11 +45,15 @@ class RecurrentTranslator(nn.Module):
     (torch.Size([2, 2, 4]), tensor(0., grad_fn=<SumBackward0>))
     """
 
+    @checked
     def __init__(self, vocabularies: tuple[int, int], *, width: int, attention: str | None = "bahdanau") -> None:
         super().__init__()
         if attention is not None and attention not in ALIGNMENTS:
             raise SpecError(f"attention must be one of {', '.join(ALIGNMENTS)}, or None; got {attention!r}.")
-        if width < 2 or width % 2:
+        checks.parameter("decoder.weight_ih", 3 * checks.size(width, "width"), 2 * width)
+        for vocabulary in vocabularies:
+            checks.parameter("embedding", checks.size(vocabulary, "vocabularies"), width)
+        if width % 2:
             raise SpecError(f"width must be even, half for each direction of the encoder; got {width}.")
         self.source_embedding = nn.Embedding(vocabularies[0], width)
         self.target_embedding = nn.Embedding(vocabularies[1], width)
@@ -60,7 +67,12 @@ class RecurrentTranslator(nn.Module):
 
     def reading(self, source: Tensor, lengths: Tensor | None = None) -> "Reading":
         """What the encoder made of a source, ready to be written from."""
+        _check_tokens(source, "source", self.source_embedding)
         batch, n = source.shape
+        if lengths is not None:
+            checks.tensor(lengths, "lengths", dtype="integers")
+        if batch == 0:
+            raise SpecError("source must have at least one batch element; got none.")
         real = torch.full((batch,), n) if lengths is None else lengths.cpu()
         if tuple(real.shape) != (batch,) or not bool(((real >= 1) & (real <= n)).all()):
             raise SpecError(
@@ -70,6 +82,15 @@ class RecurrentTranslator(nn.Module):
         states, last = self.encoder(packed)
         memory, _ = pad_packed_sequence(states, batch_first=True, total_length=n)
         return Reading(self, memory, last.transpose(0, 1).flatten(1), lengths)
+
+
+def _check_tokens(tokens: Tensor, name: str, embedding: nn.Embedding) -> None:
+    inputs.token_rows(tokens, name)
+    if torch.compiler.is_compiling() or not tokens.numel():
+        return
+    least, most = (int(end) for end in tokens.aminmax())
+    if least < 0 or most >= embedding.num_embeddings:
+        raise SpecError(f"{name} must be from 0 to {embedding.num_embeddings - 1}; got {least} to {most}.")
 
 
 class Alignment(nn.Module):
@@ -135,7 +156,8 @@ class Reading:
                 f"got a cache with padding={cache.padding} and window={cache.window}. Leave lengths out, and use a "
                 "window of 2 or more."
             )
-        reading = self._times(len(tokens) // len(self.last))
+        inputs.token_rows(tokens)
+        reading = self._times(inputs.copies(tokens, "tokens", len(self.last)))
         begin = [x[:, 0, -1] for x in kept.rows()] if cache.length else [reading.last, reading.last]
         walk = reading._walk(tokens, *begin)
         kept.append(walk.states.unsqueeze(1), walk.contexts.unsqueeze(1))
@@ -152,6 +174,9 @@ class Reading:
     def _walk(self, target: Tensor, state: Tensor, context: Tensor) -> "Walk":
         """The decoder's way over a target's tokens, from a state and a context."""
         translator = self.translator
+        _check_tokens(target, "target", translator.target_embedding)
+        if len(target) != len(state):
+            raise SpecError(f"target must have {len(state)} batch elements, as the source; got {len(target)}.")
         states, contexts, looks = [], [], []
         for token in translator.target_embedding(target).unbind(1):
             state = translator.decoder(torch.cat((token, context), -1), state)

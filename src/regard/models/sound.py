@@ -9,7 +9,10 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from regard import checks
 from regard.errors import LoadError, SpecError
+
+MAX_RATE = 2**24  # samples a second
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,13 @@ class LogMel:
     floor: float = 1e-5
 
     def __post_init__(self) -> None:
+        for name in ("rate", "window", "step", "points", "bands"):
+            checks.whole_number(getattr(self, name), name, at_least=1, at_most=MAX_RATE)
+        checks.finite_number(self.lowest, "lowest", at_least=0)
+        object.__setattr__(self, "floor", checks.finite_number(self.floor, "floor", above=0))
+        checks.parameter("the triangles of the bands", self.bands, self.points)
+        if self.lowest >= self.rate / 2:
+            raise SpecError(f"lowest must be below half the rate, {self.rate / 2}; got {self.lowest}.")
         if self.window > self.points:
             raise SpecError(
                 f"a window must fit into the transform; got window={self.window}, points={self.points}. "
@@ -44,6 +54,9 @@ class LogMel:
             )
 
     def __call__(self, sound: Tensor) -> Tensor:
+        checks.tensor(sound, "sound", dtype="floats")
+        if sound.dim() == 0:
+            raise SpecError("sound must be (..., samples); got a tensor of shape ().")
         if sound.shape[-1] < self.window:
             raise SpecError(
                 f"sound must have at least the {self.window} samples of a frame; got {sound.shape[-1]}. "
@@ -57,6 +70,7 @@ class LogMel:
 
     def lengths(self, samples: Tensor) -> Tensor:
         """How many whole frames fit into so many samples."""
+        checks.tensor(samples, "samples", dtype="integers")
         return ((samples - self.window) // self.step + 1).clamp(min=0)
 
 
@@ -66,11 +80,13 @@ def mel(hertz: Tensor) -> Tensor:
     >>> mel(torch.tensor([0.0, 1000.0, 4000.0])).round()
     tensor([   0., 1000., 2146.])
     """
+    checks.tensor(hertz, "hertz", dtype="floats")
     return 2595.0 * (1.0 + hertz / 700.0).log10()
 
 
 def hertz(mel: Tensor) -> Tensor:
     """The frequency of a pitch in mel."""
+    checks.tensor(mel, "mel", dtype="floats")
     return 700.0 * (10.0 ** (mel / 2595.0) - 1.0)
 
 
@@ -93,8 +109,15 @@ def resampled(sound: Tensor, rate: int, to: int) -> Tensor:
     >>> resampled(torch.randn(22050), 22050, to=8000).shape
     torch.Size([8000])
     """
+    checks.tensor(sound, "sound", dtype="floats")
+    for name, number in (("rate", rate), ("to", to)):
+        checks.whole_number(number, name, at_least=1, at_most=MAX_RATE)
+    if sound.dim() == 0 or sound.shape[-1] == 0:
+        raise SpecError(f"sound must be (..., samples) with at least one sample; got shape {tuple(sound.shape)}.")
     before = sound.shape[-1]
     after = round(before * to / rate)
+    if after < 1:
+        raise SpecError(f"a sound of {before} samples at rate {rate} is less than one sample at rate {to}.")
     kept = (min(before, after) + 1) // 2  # frequencies below half of either rate
     again: Tensor = torch.fft.irfft(torch.fft.rfft(sound)[..., :kept], after)
     return again * (after / before)
@@ -102,6 +125,8 @@ def resampled(sound: Tensor, rate: int, to: int) -> Tensor:
 
 def read_wav(file: Path | BinaryIO) -> tuple[Tensor, int]:
     """Samples between -1 and 1 of a WAV file of one channel and 16 bits, and their rate."""
+    if not isinstance(file, Path) and not hasattr(file, "read"):
+        raise SpecError(f"file must be a pathlib.Path or an open file; got {checks.describe(file)}.")
     name = file if isinstance(file, Path) else "the sound"
     try:
         with wave.open(str(file) if isinstance(file, Path) else file) as opened:

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from regard import checks
+from regard.checked import checked
 from regard.errors import SpecError
+from regard.nn import inputs
 from regard.nn.block import Design, Looks
 from regard.nn.position import Position
 from regard.nn.transformer import Encoder
@@ -29,10 +32,17 @@ class SpeechClassifier(nn.Module):
     torch.Size([3, 10])
     """
 
+    @checked
     def __init__(
         self, *, bands: int, channels: int, classes: int, layers: int, design: Design, position: Position | None
     ) -> None:
         super().__init__()
+        checks.whole_number(bands, "bands", at_least=SHORTEST, at_most=checks.MAX_SIZE)
+        for name, size in (("channels", channels), ("classes", classes)):
+            checks.size(size, name)
+        checks.parameter("second.weight", channels, channels, 9)
+        checks.parameter("out.weight", channels * bands, design.width)
+        checks.parameter("head.weight", classes, design.width)
         self.bands = bands
         self.subsampling = Subsampling(bands, channels, design.width)
         self.gathering = nn.Parameter(torch.zeros(1, design.width))
@@ -57,12 +67,14 @@ class SpeechClassifier(nn.Module):
         return torch.cat((self.gathering.expand(len(x), -1, -1), x), dim=1)
 
     def _check(self, frames: Tensor, lengths: Tensor | None) -> None:
+        checks.tensor(frames, "frames", dtype="floats")
+        inputs.same_dtype(frames, "frames", self.gathering)
         if frames.dim() != 3 or frames.shape[2] != self.bands:
             raise SpecError(f"frames must be (batch, n, {self.bands}); got shape {tuple(frames.shape)}.")
         batch, n, _ = frames.shape
-        if lengths is not None and lengths.shape != (batch,):
+        if lengths is not None and checks.tensor(lengths, "lengths", dtype="integers").shape != (batch,):
             raise SpecError(f"lengths must be one number a clip, ({batch},); got shape {tuple(lengths.shape)}.")
-        least, most = (n, n) if lengths is None else (int(lengths.min()), int(lengths.max()))
+        least, most = (n, n) if lengths is None or not batch else (int(lengths.min()), int(lengths.max()))
         if least < SHORTEST:
             raise SpecError(f"a clip must have at least {SHORTEST} frames; got {least}. Add silence behind it.")
         if most > n:

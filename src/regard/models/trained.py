@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from regard.checks import instance
 from regard.errors import LoadError
 from regard.models import tasks
 from regard.models.store import check_fit, fit, read, read_words, write
@@ -27,7 +28,7 @@ class Trained:
 
 def trained(path: str | Path) -> Trained:
     """The model of a run, such as `trained("runs/digits").model`, ready to be used; or that of a file of weights."""
-    path = Path(path)
+    path = _path(path, "path")
     path = path / FILE if path.is_dir() else path
     tensors, words = read(path)
     task = words.pop("task", None)
@@ -46,7 +47,7 @@ def trained(path: str | Path) -> Trained:
 
 def is_trained(folder: str | Path) -> bool:
     """Whether a folder is that of a run that came to its end."""
-    path = Path(folder) / FILE
+    path = _path(folder, "folder") / FILE
     return path.is_file() and "task" in read_words(path)
 
 
@@ -58,3 +59,8 @@ def write_trained(training: Training, path: Path, *, half: bool = False) -> None
     tokens = getattr(training.task, "tokens", None)
     if isinstance(tokens, Tokens):
         tokens.write(path.with_suffix(".json"))
+
+
+def _path(value: str | Path, name: str) -> Path:
+    instance(value, name, (str, Path), "a path")
+    return Path(value)

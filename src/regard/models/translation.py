@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from regard.checked import checked
+from regard.nn import inputs
 from regard.nn.block import Design
 from regard.nn.cache import KeyValueCache
 from regard.nn.embedding import TokenEmbedding
@@ -28,6 +30,7 @@ class Translator(nn.Module):
     torch.Size([2, 5])
     """
 
+    @checked
     def __init__(
         self,
         vocabularies: tuple[int, int],
@@ -46,7 +49,8 @@ class Translator(nn.Module):
 
     def reading(self, source: Tensor, lengths: Tensor | None = None) -> "Reading":
         """What the encoder made of a source, ready to be written from."""
-        real = None if lengths is None else padding(lengths)
+        inputs.token_rows(source, "source")
+        real = None if lengths is None else padding(inputs.lengths(lengths, *source.shape))
         memory = self.transformer.encoder(self.source_embedding(source), mask=real)
         return Reading(self, memory, lengths)
 
@@ -68,7 +72,8 @@ class Reading:
 
     def _states(self, target: Tensor, cache: KeyValueCache | None) -> Tensor:
         translator = self.translator
-        times = len(target) // len(self.memory)  # with beams each source is there several times
+        inputs.token_rows(target, "target")
+        times = inputs.copies(target, "target", len(self.memory))  # with beams each source occurs several times
         memory = self.memory.repeat_interleave(times, 0)
         real = None if self.lengths is None else padding(self.lengths.repeat_interleave(times))
         return translator.transformer.decoder(  # type: ignore[no-any-return]  # modules are untyped

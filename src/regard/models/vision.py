@@ -4,7 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from regard import checks
+from regard.checked import checked
 from regard.errors import SpecError
+from regard.nn import inputs
 from regard.nn.block import Design, Looks
 from regard.nn.transformer import Encoder
 
@@ -20,8 +23,13 @@ class ImageEncoder(nn.Module):
     torch.Size([5, 17, 32])
     """
 
+    @checked
     def __init__(self, *, image: tuple[int, int], patch: int, channels: int, layers: int, design: Design) -> None:
         super().__init__()
+        for name, size in (("image", image[0]), ("image", image[1]), ("patch", patch), ("channels", channels)):
+            checks.size(size, name)
+        checks.parameter("patches.weight", design.width, channels, patch, patch)
+        checks.parameter("position", image[0] // patch * (image[1] // patch), design.width)
         if image[0] % patch or image[1] % patch:
             raise SpecError(f"patch must divide the image's height and width; got {patch} and {image}.")
         self.patch = patch
@@ -47,7 +55,12 @@ class ImageEncoder(nn.Module):
 
     def tokens(self, images: Tensor) -> Tensor:
         """What the encoder is given: (batch, 1 + patches, width), patches row by row."""
+        channels = self.patches.in_channels
+        checks.tensor(images, "images", shape=("batch", channels, "height", "width"), dtype="floats")
+        inputs.same_dtype(images, "images", self.patches.weight)
         size = tuple(images.shape[-2:])
+        if min(size) < self.patch:
+            raise SpecError(f"images must have at least one patch of {self.patch} x {self.patch}; got {size}.")
         if size[0] % self.patch or size[1] % self.patch:
             raise SpecError(f"patches of {self.patch} must divide the images' height and width; got {size}.")
         x = self.patches(images)
@@ -73,6 +86,7 @@ class VisionTransformer(ImageEncoder):
     torch.Size([5, 10])
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -84,6 +98,7 @@ class VisionTransformer(ImageEncoder):
         design: Design,
     ) -> None:
         super().__init__(image=image, patch=patch, channels=channels, layers=layers, design=design)
+        checks.parameter("head.weight", checks.size(classes, "classes"), design.width)
         self.head = nn.Linear(design.width, classes)
 
     def forward(self, images: Tensor) -> Tensor:

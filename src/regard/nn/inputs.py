@@ -64,3 +64,28 @@ def tokens(tokens: Any, name: str = "tokens") -> Tensor:
     if tokens.dtype not in (torch.int64, torch.int32):
         raise SpecError(f"{name} must be int64 or int32; got {tokens.dtype}.")
     return tokens  # type: ignore[no-any-return]  # a tensor by now
+
+
+def token_rows(rows: Any, name: str = "tokens") -> Tensor:
+    """Token numbers (batch, n) of at least one token each."""
+    tokens(rows, name)
+    if rows.dim() != 2 or rows.shape[1] == 0:
+        raise SpecError(f"{name} must be (batch, n) with at least one token each; got shape {tuple(rows.shape)}.")
+    return rows  # type: ignore[no-any-return]  # a tensor by now
+
+
+def lengths(lengths: Any, batch: int, n: int) -> Tensor:
+    """How many of n rows are real, a whole number from 0 to n for each batch element."""
+    checks.tensor(lengths, "lengths", shape=(batch,), dtype="integers")
+    if not torch.compiler.is_compiling() and lengths.numel():
+        least, most = (int(end) for end in lengths.aminmax())
+        if least < 0 or most > n:
+            raise SpecError(f"lengths must be from 0 to {n}; got {least} to {most}.")
+    return lengths  # type: ignore[no-any-return]  # a tensor by now
+
+
+def copies(rows: Tensor, name: str, count: int) -> int:
+    """How often each of `count` sources occurs in a batch of rows: once, or as often as there are beams."""
+    if count == 0 or len(rows) == 0 or len(rows) % count:
+        raise SpecError(f"{name} must have {count} batch elements, or a multiple with beams; got {len(rows)}.")
+    return len(rows) // count

@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard import checks
 from regard.errors import SpecError
+from regard.spec.array import as_tensor
 from regard.theory.finding import Finding, Place
+from regard.weights import Weights
 
 Layer = nn.Module | Callable[[Tensor], Any]
 
@@ -23,6 +26,7 @@ LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)  # around powers of t
 ROUNDING = 1000  # times the step of the dtype: sums of some thousand terms in another order
 BATCH = 2
 MOST_PLACES = 1000
+MAX_WIDTH, MAX_LENGTH = 2**20, 2**16
 
 
 def check_equivariance(
@@ -106,10 +110,10 @@ def check_normalised(weights: Any, *, mask: Tensor | None = None, within: float 
     does not hold: rows are not negative and sum to 1; off by 0.1, allowed 0.000119
       output (1,), of 2 positions: off by 0.1
     """
-    a: Tensor = weights.dense() if hasattr(weights, "dense") else torch.as_tensor(weights)
+    a: Tensor = weights.dense() if isinstance(weights, Weights) else as_tensor(weights, "weights")
     if a.dim() < 2 or not a.is_floating_point():
         raise SpecError(f"weights must be (..., n_q, n_k) in floats; got {a.dtype} of shape {tuple(a.shape)}.")
-    seen = torch.ones_like(a, dtype=torch.bool) if mask is None else mask.expand(a.shape)
+    seen = torch.ones_like(a, dtype=torch.bool) if mask is None else _mask_of(mask, a)
     allowed = _allowed(a.dtype, within)
     sums = (a.double().sum(-1) - seen.any(-1).double()).abs()
     below = (-a).clamp(min=0).amax(-1) if a.shape[-1] else sums
@@ -137,7 +141,9 @@ def influence(layer: Layer, x: Tensor, *, seed: int = 0) -> Tensor:
             [ True,  True, False],
             [ True,  True,  True]])
     """
-    random = torch.Generator().manual_seed(seed)
+    checks.function(layer, "layer", "of x (batch, n, width)")
+    checks.tensor(x, "x", shape=("batch", "n", "width"), dtype="floats")
+    random = torch.Generator().manual_seed(checks.seed(seed))
     before = _output(layer, x)
     if before.dim() < 3 or before.shape[1] != x.shape[1]:
         raise SpecError(f"a layer must give back (batch, {x.shape[1]}, ...); got shape {tuple(before.shape)}.")
@@ -158,6 +164,7 @@ def _found(
     seed: int,
     places: Callable[[Tensor, torch.Generator], Iterator[Place]],
 ) -> Finding:
+    _check_arguments(layer, width, lengths, within, seed)
     random = torch.Generator().manual_seed(seed)
     parameters = iter(layer.parameters()) if isinstance(layer, nn.Module) else iter(())
     own: Tensor = next(parameters, torch.zeros((), dtype=torch.float64))
@@ -173,9 +180,29 @@ def _found(
     return Finding(what, not wrong, worst, allowed, tuple(sorted(wrong, key=_by_error)[:MOST_PLACES]))
 
 
+def _mask_of(mask: Tensor, weights: Tensor) -> Tensor:
+    checks.tensor(mask, "mask", dtype="booleans")
+    try:
+        return mask.expand(weights.shape)
+    except RuntimeError:
+        raise SpecError(
+            f"mask must broadcast to the weights, {tuple(weights.shape)}; got {tuple(mask.shape)}."
+        ) from None
+
+
+def _check_arguments(layer: Any, width: int, lengths: Sequence[int], within: float | None, seed: int) -> None:
+    checks.function(layer, "layer", "of x (batch, n, width)")
+    checks.whole_number(width, "width", at_least=1, at_most=MAX_WIDTH)
+    checks.seed(seed)
+    for n in checks.instance(lengths, "lengths", (list, tuple, range), "a list of whole numbers"):
+        checks.whole_number(n, "lengths", at_least=0, at_most=MAX_LENGTH)
+    if within is not None:
+        checks.finite_number(within, "within", at_least=0)
+
+
 def _allowed(dtype: torch.dtype, within: float | None) -> float:
     if within is not None:
-        return within
+        return checks.finite_number(within, "within", at_least=0)
     if torch.finfo(dtype).eps > 1e-6:
         raise SpecError(
             f"what is checked must be in float32 or float64, where rounding is no bug; got {dtype}. Call .double(), or "
@@ -199,7 +226,10 @@ def _output(layer: Layer, x: Tensor) -> Tensor:
         given = x if layer.batch_first else x.transpose(0, 1)
         found: Any = layer(given, given, given, need_weights=False)[0]
         return found if layer.batch_first else found.transpose(0, 1)  # type: ignore[no-any-return]  # modules are untyped
-    found = layer(x)
+    try:
+        found = layer(x)
+    except (RuntimeError, TypeError, AttributeError, IndexError) as problem:
+        raise SpecError(f"a layer must be a function of x, {tuple(x.shape)}; calling it failed: {problem}") from problem
     while isinstance(found, (tuple, list)) and found:
         found = found[0]
     if not isinstance(found, Tensor) or found.shape[:1] != x.shape[:1]:

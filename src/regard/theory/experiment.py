@@ -1,14 +1,45 @@
 """An experiment: a function with settings, what its settings may be, and how it is run."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
+from regard import checks
 from regard.errors import SpecError
 from regard.theory.outcome import Outcome
 
-Progress = Callable[[float], None]  # told the share of the work that is done
+Progress = Callable[[float], None]  # called with the share of the work that is done
+P = ParamSpec("P")
+MAX_SETTING = 10**6
+
+
+def checked_settings(function: Callable[P, Outcome]) -> Callable[P, Outcome]:
+    """The experiment, which refuses settings that are not numbers above 0, and whole ones where its own are whole."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+
+    @wraps(function)
+    def run(*args: P.args, **settings: P.kwargs) -> Outcome:
+        for name, value in settings.items():
+            if name in defaults:
+                _check_setting(name, value, defaults[name])
+        return function(*args, **settings)
+
+    return run
+
+
+def _check_setting(name: str, value: Any, default: Any) -> None:
+    if name == "seed":
+        checks.seed(value)
+    elif name == "progress":
+        if value is not None:
+            checks.function(value, "progress", "of the share of the work that is done")
+    elif isinstance(default, int):
+        checks.whole_number(value, name, at_least=1, at_most=MAX_SETTING)
+    else:
+        checks.finite_number(value, name, above=0, at_most=MAX_SETTING)
 
 
 @dataclass(frozen=True)

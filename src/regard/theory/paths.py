@@ -19,12 +19,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard import checks
 from regard.errors import SpecError
 from regard.nn import LatentAttention, MultiHeadAttention
 
 Part = tuple[nn.Module, nn.Module]  # where it begins and where it ends
 ATTENTIONS = (MultiHeadAttention, LatentAttention, nn.MultiheadAttention)
 BLOCK = ("self_attn", "linear1", "linear2", "norm1", "norm2")  # what regard's and torch's blocks call their parts
+
+MAPPING = "a mapping from names to pairs of modules (first, last)"
 
 
 class PathNorms(NamedTuple):
@@ -72,6 +75,7 @@ def gradient_paths(
     seed: int = 0,
 ) -> list[Followed]:
     """The gradients themselves. See `gradient_path_norms`."""
+    _check(module, x, loss, parts, seed)
     chosen = _parts(module) if parts is None else dict(parts)
     if not chosen:
         raise SpecError(
@@ -91,6 +95,17 @@ def gradient_paths(
     for each, gradient in zip(followed, found, strict=True):
         each.total = gradient
     return followed
+
+
+def _check(module: Any, x: Any, loss: Any, parts: Any, seed: Any) -> None:
+    checks.instance(module, "module", nn.Module, "a torch.nn.Module")
+    checks.tensor(x, "x", dtype="floats")
+    checks.seed(seed)
+    if loss is not None:
+        checks.function(loss, "loss", "from the module's output to one number")
+    for part in () if parts is None else checks.instance(parts, "parts", Mapping, MAPPING).values():
+        if not (isinstance(part, tuple) and len(part) == 2 and all(isinstance(one, nn.Module) for one in part)):
+            raise SpecError(f"parts must be {MAPPING}; got {checks.describe(part)}.")
 
 
 def _parts(module: nn.Module) -> dict[str, Part]:

@@ -13,6 +13,7 @@ from regard.worked.stage import Stage
 
 MAX_DIGITS = 50  # behind the point; a float64 has no more that mean anything
 DIGITS = 4  # behind the point
+MAX_DIGITS = 100
 SEEN, HIDDEN = "█", "·"
 
 
@@ -67,7 +68,7 @@ def grids(stage: Stage, labels: Labels, digits: int = DIGITS) -> list[Grid]:
     """A stage as matrices: one, or for each query one where it has three axes. One axis is a column."""
     values, axes = stage.values, stage.axes
     names = [labels.along(axis, n) for axis, n in zip(axes, values.shape, strict=True)]
-    shown = texts(values, digits)
+    shown = texts(values, whole_number(digits, "digits", at_least=0, at_most=MAX_DIGITS))
     if len(axes) == 3:
         title = [f"{axes[0]} {name}" for name in names[0]]
         found = zip(title, shown, values, strict=True)
