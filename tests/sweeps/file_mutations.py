@@ -38,7 +38,6 @@ EXTRA_MEMORY = 512 * 2**20  # bytes beyond those of a process that has loaded ev
 SECONDS = 20  # for one file
 VALUES: list[Any] = [None, True, -1, 0, 1, 3, 10**9, 2**62, 10**30, 1e308, math.inf, math.nan, "", "x", [], {}, [[1]]]
 NESTED = ("regard", "text")  # names of strings that hold JSON themselves
-UNCHANGED = ("term",)  # formulas have a reader of their own, with tests of its own
 
 
 class Attending(nn.Module):
@@ -176,9 +175,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     found: list[tuple[Any, Any]] = []
     while todo:
         part = todo.pop()
-        keys: Any = range(len(part)) if isinstance(part, list) else ()
-        if isinstance(part, dict):
-            keys = [key for key in part if key not in UNCHANGED]
+        keys: Any = range(len(part)) if isinstance(part, list) else list(part) if isinstance(part, dict) else ()
         found += [(part, key) for key in keys]
         todo += [part[key] for key in keys]
     return found

@@ -203,7 +203,7 @@ def _check_sizes(spelled: Spelled, width: int) -> None:
     todo = [parsed]
     while todo:
         part = todo.pop()
-        if isinstance(part, dict) and len(part) == 1 and set(part) <= {"number", "tensor", "term"}:
+        if isinstance(part, dict) and len(part) == 1 and set(part) <= {"number", "tensor", "formula"}:
             continue
         if type(part) is int:
             raise _Malformed(f"the text of a call holds the number {str(part)[:40]}, which belongs into its numbers")
