@@ -62,8 +62,8 @@ REFUSED = {
     "entmax": 'got entmax of 1.5, whose tau needs the whole row. Use method="ulysses" or method="gather"',
     "sinkhorn": 'Use method="ulysses", where a rank has all tokens of some heads',
     "heads of ulysses": "2 ranks must divide 3 heads; they do not",
-    "unknown method": "method must be one of ring, ulysses, gather; got 'star'",
-    "unknown layout": "layout must be one of contiguous, zigzag, striped; got 'spiral'",
+    "unknown method": "method must be one of 'ring', 'ulysses', 'gather'; got 'star'",
+    "unknown layout": "layout must be one of 'contiguous', 'zigzag', 'striped'; got 'spiral'",
     "relative values": 'got values that depend on the distance. Use method="gather"',
 }
 
@@ -154,8 +154,8 @@ def test_a_ring_computes_while_it_sends():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (dict(method="star"), "method must be one of ring, gather, ulysses; got 'star'"),
-        (dict(ranks=0), "ranks must be at least 1; got 0"),
+        (dict(method="star"), "method must be one of 'ring', 'gather', 'ulysses'; got 'star'"),
+        (dict(ranks=0), "ranks must be a whole number of at least 1; got 0"),
         (dict(method="ulysses", ranks=3), "got 3 ranks, 8 heads, 8 key heads"),
     ],
 )
