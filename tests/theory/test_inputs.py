@@ -9,6 +9,7 @@ import torch
 
 from regard import theory
 from regard.errors import SpecError
+from regard.nn import Design, Encoder
 
 X = torch.randn(1, 3, 4)
 
@@ -43,6 +44,9 @@ def test_every_experiment_refuses_wrong_settings(name: str) -> None:
         (lambda: theory.check_normalised(X, mask=X), "mask must hold booleans; got torch.float32"),
         (lambda: theory.check_normalised(X, mask=torch.ones(5) > 0), r"to the weights, \(1, 3, 4\); got \(5,\)"),
         (lambda: theory.influence(lambda x: x, None), r"x must be a tensor of shape \(batch, n, width\); got None"),
+        (lambda: theory.experiment(3), "an experiment must be one of scaling, .*; got 3"),
+        (lambda: theory.gradient_path_norms(Encoder(Design(8, 2), 1), X), r"\(1, 3, 4\) in torch.float32, .*; got"),
+        (lambda: theory.gradient_path_norms(Encoder(Design(4, 2), 1), X, loss=int), "functions of x, .* failed"),
         (lambda: theory.gradient_path_norms(None, X), "module must be a torch.nn.Module; got None"),
         (lambda: theory.gradient_path_norms(torch.nn.Linear(4, 4), X, parts={"a": 3}), "pairs of modules .* got 3"),
     ],

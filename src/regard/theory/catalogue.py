@@ -155,6 +155,6 @@ def experiments() -> tuple[Experiment, ...]:
 def experiment(name: str) -> Experiment:
     """The one of this name."""
     for each in EXPERIMENTS:
-        if each.name == name:
+        if isinstance(name, str) and each.name == name:
             return each
     raise SpecError(f"an experiment must be one of {', '.join(e.name for e in EXPERIMENTS)}; got {name!r}.")

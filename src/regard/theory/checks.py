@@ -228,7 +228,7 @@ def _output(layer: Layer, x: Tensor) -> Tensor:
         return found if layer.batch_first else found.transpose(0, 1)  # type: ignore[no-any-return]  # modules are untyped
     try:
         found = layer(x)
-    except (RuntimeError, TypeError, AttributeError, IndexError) as problem:
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as problem:
         raise SpecError(f"a layer must be a function of x, {tuple(x.shape)}; calling it failed: {problem}") from problem
     while isinstance(found, (tuple, list)) and found:
         found = found[0]

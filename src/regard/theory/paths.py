@@ -87,7 +87,7 @@ def gradient_paths(
     with ExitStack() as hooks:
         for each, (first, last) in zip(followed, chosen.values(), strict=True):
             _follow(each, first, last, hooks)
-        total = (loss or _random_product(seed))(module(x))
+        total = _loss_of(module, x, loss or _random_product(seed))
         missing = [each.name for each in followed if not each.given]
         if missing:
             raise SpecError(f"every part must be called once; got no call of {', '.join(missing)}.")
@@ -95,6 +95,17 @@ def gradient_paths(
     for each, gradient in zip(followed, found, strict=True):
         each.total = gradient
     return followed
+
+
+def _loss_of(module: nn.Module, x: Tensor, loss: Callable[[Any], Tensor]) -> Tensor:
+    try:
+        total = loss(module(x))
+    except (RuntimeError, TypeError, ValueError, AssertionError) as problem:
+        raise SpecError(
+            f"module and loss must be functions of x, {tuple(x.shape)} in {x.dtype}, and of the module's output; "
+            f"calling them failed: {problem}"
+        ) from problem
+    return checks.tensor(total, "the loss", shape=())
 
 
 def _check(module: Any, x: Any, loss: Any, parts: Any, seed: Any) -> None:
