@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 
 
@@ -184,7 +184,7 @@ def layer(
     )
 
 
-@checked
+@check_types
 def crossing(forward: Flops, length: int) -> Fraction:
     """The length at which attention costs as much as the rest, from the cost at any one length.
 
@@ -200,14 +200,14 @@ def crossing(forward: Flops, length: int) -> Fraction:
 
 
 # ---- training ----------------------------------------------------------------------------------------------
-@checked
+@check_types
 def backward(forward: Flops, *, recompute: bool = False) -> Flops:
     """Twice the forward: a product for the gradient of each factor. `recompute=True` computes the scores once
     more, as engines in linear memory do: attention costs 10n²D instead of 8n²D."""
     return 2 * forward + Flops(scores=forward.scores if recompute else 0)
 
 
-@checked
+@check_types
 def training(forward: Flops, *, recompute: bool = False) -> Flops:
     """Forward and backward: attention 12n²D, projections 24nD², feed-forward 12nDF or 18nDF, head 6nDV."""
     return forward + backward(forward, recompute=recompute)
@@ -282,14 +282,14 @@ def block_parameters(width: int, feed_forward: int | None = None) -> int:
     return 4 * width**2 + 4 * width + 2 * width * hidden + hidden + width + 4 * width
 
 
-@checked
+@check_types
 def gpt2_parameters(*, layers: int = 12, width: int = 768, vocabulary: int = 50257, length: int = 1024) -> int:
     """Token table (also the output head), positions, blocks, last norm: 124,439,808 for GPT-2 small."""
     _check(0, layers=layers, vocabulary=vocabulary, length=length)
     return (vocabulary + length) * width + layers * block_parameters(width) + 2 * width
 
 
-@checked
+@check_types
 def vit_parameters(
     *, layers: int = 12, width: int = 768, image: int = 224, patch: int = 16, classes: int = 1000
 ) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.engine.parts import Part, Wanted
 from regard.errors import BudgetError, SpecError
 from regard.spec.evaluate import Evaluation, Positions
@@ -255,7 +255,7 @@ class _RunningTop(Running):
         return Top(shaped(self.values.clamp_(min=0.0)), shaped(self.indices))
 
 
-@checked
+@check_types
 def top(count: int) -> Measure:
     """The `count` largest weights of each row, and which keys have them."""
     if count < 1:
@@ -321,7 +321,7 @@ class _RunningPool(Running):
         return Pooled(shaped(mean.to(self.exact)), shaped(self.largest), self.cell)
 
 
-@checked
+@check_types
 def pool(rows: int, columns: int) -> Measure:
     """The matrix as a map of at most rows x columns cells, each with the mean and the maximum of its weights."""
     if rows < 1 or columns < 1:

@@ -17,7 +17,7 @@ APART, TOGETHER = "none imports another", "may import each other"
 ORDER = (
     (APART, ("errors", "eager")),
     (APART, ("checks", "files")),
-    (APART, ("checked",)),
+    (APART, ("argument_types",)),
     (APART, ("spec", "cost")),
     (APART, ("plan",)),
     (APART, ("engine",)),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard import checks
-from regard.checked import check_fields, checked
+from regard.argument_types import check_fields, check_types
 from regard.draw.figure import SEQUENTIAL, check, paper
 from regard.errors import SpecError
 
@@ -125,7 +125,7 @@ def _groups(groups: Any, count: int) -> NDArray[np.int64]:
     return numbers.astype(np.int64)
 
 
-@checked
+@check_types
 def charts(panels: Sequence[Panel | Image], title: str = "") -> "Figure":
     """All panels in one figure, three beside each other; four are two by two."""
     check()

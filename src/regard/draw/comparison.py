@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.draw.figure import PARTIAL, SEEN, SEQUENTIAL, check
 from regard.errors import SpecError
 from regard.plan.report import in_bytes, in_seconds
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Side = tuple[str, Any, float, int | None]  # name, a map of its weights or None, seconds, bytes or None
 
 
-@checked
+@check_types
 def comparison(a: Side, b: Side, by_query: Any) -> "Figure":
     """Maps of those that have one (the first head), the error of each query, and bars of time and memory.
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.draw.figure import check
 from regard.errors import SpecError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0b4a78", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")
 
 
-@checked
+@check_types
 def growth(
     lengths: Sequence[int], curves: Mapping[str, Sequence[float]], *, unit: str = "seconds", title: str = ""
 ) -> "Figure":

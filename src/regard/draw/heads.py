@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.draw.figure import HIDDEN, SEQUENTIAL, check, fitted
 from regard.errors import SpecError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GAP = 0.06  # between small maps, of a map's side
 
 
-@checked
+@check_types
 def heads(rows: Sequence[Mapping[str, Any]], measure: str, *, title: str | None = None) -> "Figure":
     """A field for each head, coloured by one of its numbers, which stands in it; rows are those of `tape.heads()`.
 
@@ -62,7 +62,7 @@ def _check_row(row: Mapping[str, Any], measure: str) -> None:
         raise SpecError(f"{measure} of each row must be a number; got {checks.describe(row.get(measure))}.")
 
 
-@checked
+@check_types
 def multiples(maps: Any, *, scale: float = 0.5, title: str | None = None) -> "Figure":
     """A small map of each head, (layers, heads, rows, columns), each by its own brightest cell.
 

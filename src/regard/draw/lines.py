@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.draw.figure import SEEN, SEQUENTIAL, check, fitted
 from regard.draw.maps import readable
 from regard.draw.plain import fitting
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_TOKENS = 80  # of a column: beyond that lines cover each other
 
 
-@checked
+@check_types
 def lines(
     weights: Any, queries: Sequence[str], keys: Sequence[str] | None = None, *, least: float = 0.05, title: str = ""
 ) -> "Figure":
@@ -51,7 +51,7 @@ def lines(
     return fitted(figure)
 
 
-@checked
+@check_types
 def overlay(image: Any, weights: Any, *, strength: float = 0.65, title: str = "") -> "Figure":
     """Weights (height, width) laid over an image (height, width) or (height, width, 3) of numbers from 0 to 1.
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.draw.figure import HIDDEN, SEQUENTIAL, UNDEFINED, check, fitted, heading, panel_size, paper, separate, show
 from regard.errors import SpecError
 from regard.measure import Pooled
@@ -48,7 +48,7 @@ class _Style(NamedTuple):
     height: float
 
 
-@checked
+@check_types
 def weights(
     weights: Any,
     tokens: Any = None,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.draw.figure import HIDDEN, PARTIAL, SEEN, check, fitted, heading, panel_size, paper, separate, show
 from regard.errors import SpecError
 from regard.spec.mask import Mask, as_mask
@@ -20,7 +20,7 @@ CELLS = 128  # a side, at most: as many positions are drawn one by one
 _COLOURS = np.array([[int(c[n : n + 2], 16) for n in (1, 3, 5)] for c in (HIDDEN, PARTIAL, SEEN)], np.uint8)
 
 
-@checked
+@check_types
 def mask(
     mask: Any,
     n_q: int,

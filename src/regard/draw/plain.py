@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.draw.maps import readable
 from regard.errors import SpecError
 from regard.files.atomic import write_text
@@ -28,7 +28,7 @@ class Svg(str):
         write_text(path, self)
 
 
-@checked
+@check_types
 def svg_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | None = None) -> Svg:
     """A map of weights with its tokens; a cell tells its number to who points at it.
 
@@ -54,7 +54,7 @@ def svg_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | None
     return _page(left + len(keys) * CELL + 6, top + len(queries) * CELL + 6, parts)
 
 
-@checked
+@check_types
 def svg_lines(weights: Any, queries: Sequence[str], keys: Sequence[str] | None = None, *, least: float = 0.05) -> Svg:
     """Tokens on both sides, and a line for each weight from `least` on.
 
@@ -76,7 +76,7 @@ def svg_lines(weights: Any, queries: Sequence[str], keys: Sequence[str] | None =
     return _page(wide, max(found.shape) * CELL + 12, parts)
 
 
-@checked
+@check_types
 def text_weights(weights: Any, queries: Sequence[str], keys: Sequence[str] | None = None) -> str:
     """A map of weights for a terminal: five shades, queries from top to bottom, the brightest key named.
 

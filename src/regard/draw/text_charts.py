@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.draw.charts import Image, Panel, Series
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -35,7 +35,7 @@ Numbers = NDArray[np.float64]
 Range = tuple[float, float]
 
 
-@checked
+@check_types
 def text_charts(panels: Sequence[Panel | Image], *, width: int = 79, height: int = 12) -> str:
     """All panels below each other, none wider than `width` letters; `height` is the lines that curves have."""
     checks.whole_number(width, "width", at_least=20, at_most=MAX_LETTERS)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard import attend, mask, score
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.integrations.onnx_arrays import Array, as_tensor, cut_heads, like
 
@@ -33,7 +33,7 @@ class AttentionOutputs(NamedTuple, Generic[Array]):
     qk_matmul_output: Array | None
 
 
-@checked
+@check_types
 def attention(
     Q: Array,
     K: Array,
@@ -153,7 +153,7 @@ class _Question:
         return scores.where(visible.to(scores.device), -math.inf)
 
 
-@checked
+@check_types
 def rotary_embedding(
     X: Array,
     cos_cache: Array,

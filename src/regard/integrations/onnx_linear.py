@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.integrations.onnx_arrays import Array, as_tensor, cut_heads, like
 from regard.mechanism.state import delta, gated, retention
@@ -23,7 +23,7 @@ class LinearAttentionOutputs(NamedTuple, Generic[Array]):
     present_state: Array
 
 
-@checked
+@check_types
 def linear_attention(
     query: Array,
     key: Array,

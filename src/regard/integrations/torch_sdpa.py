@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from regard.argument_types import check_types
 from regard.attention import attention
-from regard.checked import checked
 from regard.errors import SpecError
 from regard.integrations.function_override import original_of, overridden
 from regard.spec import mask, score
@@ -18,7 +18,7 @@ from regard.spec.array import over_pairs
 _original = torch.nn.functional.scaled_dot_product_attention
 
 
-@checked
+@check_types
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attention
-from regard.checked import checked
 from regard.errors import SpecError
 
 
-@checked
+@check_types
 def axial_attention(
     q: Tensor, k: Tensor, v: Tensor, *, axis: int, dims: int = 2, score: Any = None, mask: Any = None
 ) -> Tensor:
@@ -46,7 +46,7 @@ def axial_attention(
     return output.squeeze(0).movedim((-3, -2), (heads, along))
 
 
-@checked
+@check_types
 def axial(q: Tensor, k: Tensor, v: Tensor, *, dims: int = 2, score: Any = None, mask: Any = None) -> Tensor:
     """The sum of `axial_attention` along every axis of the grid, with one set of queries, keys and values.
 

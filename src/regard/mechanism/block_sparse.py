@@ -10,8 +10,8 @@ how much of the weight it keeps (the block-sparse pattern of Jiang and others, M
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attention
-from regard.checked import checked
 from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.mechanism.heads import by_head, sharing
@@ -19,7 +19,7 @@ from regard.spec import mask
 from regard.spec.precision import fine
 
 
-@checked
+@check_types
 def block_sparse(q: Tensor, k: Tensor, v: Tensor, *, block: int, keep: int, causal: bool = False) -> Tensor:
     """Attention within `block_choice`: at most keep + 1 blocks of keys for each block of queries.
 
@@ -31,7 +31,7 @@ def block_sparse(q: Tensor, k: Tensor, v: Tensor, *, block: int, keep: int, caus
     return output
 
 
-@checked
+@check_types
 def block_choice(q: Tensor, k: Tensor, *, block: int, keep: int, causal: bool = False) -> mask.Mask:
     """The mask of the blocks that each block of queries chooses, by head; no gradient flows through the choice.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 
 
@@ -89,7 +89,7 @@ def mechanisms() -> Catalogue:
     return Catalogue(Mechanism(**entry) for entry in tomllib.loads(text)["mechanism"])
 
 
-@checked
+@check_types
 def markdown(catalogue: Catalogue) -> str:
     """The catalogue as a page: a table of all, then each with its formula and an example."""
     lines = [

@@ -11,8 +11,8 @@
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attend, attention
-from regard.checked import checked
 from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.measure import top as largest
@@ -22,7 +22,7 @@ from regard.packed import attention_packed
 MAX_GROUPS, MAX_BITS, MAX_ITERATIONS = 2**20, 2**16, 1000
 
 
-@checked
+@check_types
 def clustered(q: Tensor, k: Tensor, v: Tensor, groups: Tensor, *, top: int | None = None) -> Tensor:
     """Attention by groups of queries. q, k, v are (..., heads, n, width), groups (..., heads, n) numbers from 0 on.
 
@@ -52,7 +52,7 @@ def clustered(q: Tensor, k: Tensor, v: Tensor, groups: Tensor, *, top: int | Non
 
 
 @torch.no_grad()
-@checked
+@check_types
 def grouped(q: Tensor, *, clusters: int, bits: int = 32, iterations: int = 10, seed: int = 0) -> Tensor:
     """A group from 0 to clusters - 1 for each query, (..., heads, n): near directions, most likely the same group.
 

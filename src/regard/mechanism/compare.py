@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_signature, check_types
 from regard.attention import attend, attention
-from regard.checked import checked, takes
 from regard.errors import SpecError
 from regard.measure import pool
 from regard.plan.report import in_bytes, in_seconds
@@ -81,7 +81,7 @@ class Comparison:
         return comparison(named[0], named[1], self.by_query)
 
 
-@checked
+@check_types
 def compare(q: Tensor, k: Tensor, v: Tensor, a: Any, b: Any, *, rounds: int = 5) -> Comparison:
     """How b differs from a, on these q, k, v, without gradients.
 
@@ -135,7 +135,7 @@ def _side(given: Any, letter: str) -> tuple[str, Run, Run]:
             raise SpecError(f"options of {letter} must be among {', '.join(OPTIONS)}; got {unknown[0]!r}.")
         return name, lambda q, k, v: attention(q, k, v, **options), lambda q, k, v: attend(q, k, v, **options)
     if callable(given):
-        takes(given, letter, "q", "k", "v")
+        check_signature(given, letter, "q", "k", "v")
         return name, given, given
     raise SpecError(
         f"{letter} must be a mapping of options, such as dict(mask=mask.causal()), or a function of q, k, v; got "

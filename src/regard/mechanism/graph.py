@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from regard.argument_types import check_types
 from regard.attention import attention
-from regard.checked import checked
 from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.spec.score import custom, dot
@@ -26,7 +26,7 @@ from regard.spec.score import custom, dot
 MAX_NODES = 2**16  # of a matrix of nodes x nodes: 4 GB
 
 
-@checked
+@check_types
 def gat(
     x: Tensor,
     edges: Tensor,
@@ -53,7 +53,7 @@ def gat(
     return _over_edges(leaky_relu(left[target] + right[source], slope), rows, source, target)
 
 
-@checked
+@check_types
 def gat_dense(
     x: Tensor,
     adjacency: Tensor,
@@ -79,7 +79,7 @@ def gat_dense(
     return _by_node(attention(nothing[None], nothing[None], rows.transpose(0, 1)[None], score=score, mask=seen))
 
 
-@checked
+@check_types
 def gatv2(
     x: Tensor,
     edges: Tensor,
@@ -103,7 +103,7 @@ def gatv2(
     return _over_edges(scores, right, source, target)
 
 
-@checked
+@check_types
 def gatv2_dense(
     x: Tensor,
     adjacency: Tensor,
@@ -134,7 +134,7 @@ def gatv2_dense(
     return _by_node(attention(queries, keys, keys, score=custom(score), mask=seen))
 
 
-@checked
+@check_types
 def adjacency_of(edges: Tensor, nodes: int) -> Tensor:
     """The matrix (nodes, nodes) of a list of edges: True at [target, source].
 

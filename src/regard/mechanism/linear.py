@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.spec.feature import FeatureMap, Rows, as_features
@@ -42,7 +42,7 @@ class LinearState:
         return _shared(queries @ self.sums)
 
 
-@checked
+@check_types
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -93,7 +93,7 @@ def linear_attention(
     return torch.cat(outputs, -2)
 
 
-@checked
+@check_types
 def linear_step(
     q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None, *, features: FeatureMap | Rows | None = None
 ) -> tuple[Tensor, LinearState]:

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attention
-from regard.checked import checked
 from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.mechanism.heads import heads_of, sharing
 from regard.spec.score import dot
 
 
-@checked
+@check_types
 def linformer(
     q: Tensor,
     k: Tensor,
@@ -63,7 +63,7 @@ def _check(name: str, matrix: Tensor, rows: Tensor) -> None:
         raise SpecError(f"{name} must have one column a key, {n}; got {matrix.shape[-1]}.{cut}")
 
 
-@checked
+@check_types
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """o = softmax(q) (softmax(k)' v): q's softmax is over the channels of a query, k's over the keys, in each channel.
 

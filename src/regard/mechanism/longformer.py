@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attention
-from regard.checked import checked
 from regard.errors import SpecError
 from regard.spec import mask
 from regard.spec.array import as_tensor
 
 
-@checked
+@check_types
 def longformer(
     q: Tensor,
     k: Tensor,

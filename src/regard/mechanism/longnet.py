@@ -14,15 +14,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attend
-from regard.checked import checked
 from regard.engine.merge import merge
 from regard.errors import SpecError
 from regard.mechanism.heads import by_head, heads_of
 from regard.spec import mask
 
 
-@checked
+@check_types
 def longnet(
     q: Tensor, k: Tensor, v: Tensor, *, segments: Sequence[int], dilations: Sequence[int], causal: bool = False
 ) -> Tensor:

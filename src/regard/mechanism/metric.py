@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attention
-from regard.checked import checked
 from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.spec.score import Number, mahalanobis, metric
 
 
-@checked
+@check_types
 def metric_attention(
     x: Tensor,
     w_q: Tensor,

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attention
-from regard.checked import checked
 from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.mechanism.heads import by_head, heads_of, sharing
@@ -22,7 +22,7 @@ from regard.spec.precision import fine
 MAX_ITERATIONS = 1000
 
 
-@checked
+@check_types
 def nystrom(
     q: Tensor,
     k: Tensor,
@@ -64,7 +64,7 @@ def nystrom(
     return output.reshape(*leading, *output.shape[-2:])
 
 
-@checked
+@check_types
 def pseudo_inverse(a: Tensor, iterations: int | None = 6) -> Tensor:
     """The Moore-Penrose inverse of a (..., rows, columns), approached from Z = a' / (|a|_1 |a|_inf) by
 

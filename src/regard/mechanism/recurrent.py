@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attend
-from regard.checked import checked
 from regard.checks import same_floats
 from regard.errors import SpecError
 from regard.result import Attended
@@ -49,7 +49,7 @@ class Context:
         return rows if self.share is None else rows * self.share.unsqueeze(-1)
 
 
-@checked
+@check_types
 def bahdanau(
     h: Tensor,
     memory: Tensor,
@@ -72,7 +72,7 @@ def bahdanau(
     return Context(attend(h, memory, memory, score=additive(w_q, w_k, u, bias), mask=_counting(h, memory, lengths)))
 
 
-@checked
+@check_types
 def luong_dot(h: Tensor, memory: Tensor, *, lengths: Numbers | None = None) -> Context:
     """h·m, not scaled (Luong, Pham and Manning, 2015).
 
@@ -82,7 +82,7 @@ def luong_dot(h: Tensor, memory: Tensor, *, lengths: Numbers | None = None) -> C
     return Context(attend(h, memory, memory, score=dot(), mask=_counting(h, memory, lengths)))
 
 
-@checked
+@check_types
 def luong_general(h: Tensor, memory: Tensor, w: Tensor, *, lengths: Numbers | None = None) -> Context:
     """h·W m, with w (width, memory width): the two may be of different widths.
 
@@ -92,7 +92,7 @@ def luong_general(h: Tensor, memory: Tensor, w: Tensor, *, lengths: Numbers | No
     return Context(attend(h, memory, memory, score=multiplicative(w), mask=_counting(h, memory, lengths)))
 
 
-@checked
+@check_types
 def luong_concat(h: Tensor, memory: Tensor, w_a: Tensor, v_a: Tensor, *, lengths: Numbers | None = None) -> Context:
     """v_a·tanh(W_a [h; m]), with w_a (width + memory width, hidden): `bahdanau` with its two matrices as one.
 
@@ -106,7 +106,7 @@ def luong_concat(h: Tensor, memory: Tensor, w_a: Tensor, v_a: Tensor, *, lengths
     return Context(attend(h, memory, memory, score=additive(w_a[:width], w_a[width:], v_a), mask=seen))
 
 
-@checked
+@check_types
 def luong_location(h: Tensor, memory: Tensor, w_a: Tensor, *, lengths: Numbers | None = None) -> Context:
     """(W_a h)_j: where to look is said by the state alone. w_a is (width, longest memory).
 
@@ -125,7 +125,7 @@ def luong_location(h: Tensor, memory: Tensor, w_a: Tensor, *, lengths: Numbers |
     return Context(attend(no_q, no_k, memory, score=h @ w_a[:, :n], mask=seen))
 
 
-@checked
+@check_types
 def local_monotonic(
     h: Tensor, memory: Tensor, *, reach: int, at: int | Tensor = 0, score: Any = None, lengths: Numbers | None = None
 ) -> Context:
@@ -144,7 +144,7 @@ def local_monotonic(
     return Context(attend(h, memory, memory, score=asked, mask=near if seen is None else near & seen, start=at))
 
 
-@checked
+@check_types
 def local_predictive(
     h: Tensor,
     memory: Tensor,
@@ -192,7 +192,7 @@ def _place(h: Tensor, w_p: Tensor, v_p: Tensor) -> Tensor:
     return place.reshape(-1, h.shape[-3] if h.dim() >= 4 else 1, h.shape[-2])
 
 
-@checked
+@check_types
 def attentional(context: Tensor, h: Tensor, w_c: Tensor) -> Tensor:
     """Luong's attentional state, tanh(W_c [c; h]), with w_c (memory width + width, new width).
 

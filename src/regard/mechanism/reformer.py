@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_types
 from regard.attention import attend
-from regard.checked import checked
 from regard.checks import same_floats
 from regard.engine.merge import merge
 from regard.errors import SpecError
@@ -30,7 +30,7 @@ from regard.spec.score import scaled_dot
 MAX_NUMBERS = 2**28
 
 
-@checked
+@check_types
 def lsh_attention(
     qk: Tensor,
     v: Tensor,
@@ -81,7 +81,7 @@ def lsh_attention(
     return torch.where(alone, values, output).reshape(v.shape)
 
 
-@checked
+@check_types
 def lsh_hashes(qk: Tensor, *, buckets: int | Sequence[int], rounds: int = 1, seed: int = 0) -> Tensor:
     """The bucket of each token in each round, (rounds, ..., n): h(x) = argmax [x R; -x R] with R (width, buckets / 2).
 

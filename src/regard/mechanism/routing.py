@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, one_hot
 
+from regard.argument_types import check_types
 from regard.attention import attend
-from regard.checked import checked
 from regard.checks import same_floats
 from regard.errors import SpecError
 
 
-@checked
+@check_types
 def routing(q: Tensor, k: Tensor, v: Tensor, centroids: Tensor, *, window: int, causal: bool = False) -> Tensor:
     """Attention within clusters. q, k, v are (..., heads, n, width), centroids (heads, clusters, width of q).
 
@@ -47,7 +47,7 @@ def routing(q: Tensor, k: Tensor, v: Tensor, centroids: Tensor, *, window: int, 
 
 
 @torch.no_grad()
-@checked
+@check_types
 def moved(centroids: Tensor, q: Tensor, k: Tensor, *, decay: float = 0.999) -> Tensor:
     """The centroids after a step: μ <- decay μ + (1 - decay) times the mean of the queries and keys that belong to it.
 

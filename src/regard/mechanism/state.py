@@ -18,12 +18,12 @@ the delta rule the solution of a triangle of equations, since what t reads was w
 import torch
 from torch import Tensor
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.checks import same_floats
 from regard.errors import SpecError
 
 
-@checked
+@check_types
 def retention(
     q: Tensor, k: Tensor, v: Tensor, decay: float | Tensor, *, state: Tensor | None = None, chunk: int = 64
 ) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ def retention(
     return _walk(q, k, v, gates, None, state, chunk)
 
 
-@checked
+@check_types
 def gated(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, *, state: Tensor | None = None, chunk: int = 16
 ) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def gated(
     return _walk(q, k, v, gates, None, state, chunk)
 
 
-@checked
+@check_types
 def delta(
     q: Tensor,
     k: Tensor,

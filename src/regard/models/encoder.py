@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.nn import inputs
 from regard.nn.attention import joined
@@ -28,7 +28,7 @@ class TextEncoder(nn.Module):
     torch.Size([2, 3, 64])
     """
 
-    @checked
+    @check_types
     def __init__(
         self, vocabulary: int, *, longest: int, layers: int, design: Design, types: int = 2, pooler: bool = False
     ) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.mechanism.graph import gat, gatv2
 from regard.nn.inputs import same_dtype
@@ -39,7 +39,7 @@ class GraphNetwork(nn.Module):
             [False, False, False,  True]])
     """
 
-    @checked
+    @check_types
     def __init__(
         self,
         *,

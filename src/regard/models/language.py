@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.nn import inputs
 from regard.nn.block import Design
 from regard.nn.cache import KeyValueCache
@@ -35,7 +35,7 @@ class LanguageModel(nn.Module):
     torch.Size([1, 5])
     """
 
-    @checked
+    @check_types
     def __init__(
         self,
         vocabulary: int,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.models.language import LanguageModel
 from regard.models.store import fit
@@ -47,7 +47,7 @@ class Describer(nn.Module):
     torch.Size([2, 5])
     """
 
-    @checked
+    @check_types
     def __init__(
         self, vocabulary: int, *, eye: ImageEncoder, layers: int, design: Design, position: Position | None
     ) -> None:
@@ -78,7 +78,7 @@ class Describer(nn.Module):
         """How far the gates are open, tanh(α) and tanh(β) for each layer: (layers, 2), from -1 to 1."""
         return torch.stack([block.look.gates() for block in self.decoder.layers])  # type: ignore[operator, union-attr]  # all are `SeeingBlock`
 
-    @checked
+    @check_types
     def adopt(self, language: LanguageModel) -> None:
         """Takes over every parameter of a language model of the same design, whose table also writes."""
         rest = {name: t for name, t in self.state_dict().items() if name.startswith("eye.") or ".look." in name}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.mechanism.recurrent import Context, bahdanau, luong_dot, luong_general
 from regard.nn import inputs
@@ -45,7 +45,7 @@ class RecurrentTranslator(nn.Module):
     (torch.Size([2, 2, 4]), tensor(0., grad_fn=<SumBackward0>))
     """
 
-    @checked
+    @check_types
     def __init__(self, vocabularies: tuple[int, int], *, width: int, attention: str | None = "bahdanau") -> None:
         super().__init__()
         if attention is not None and attention not in ALIGNMENTS:

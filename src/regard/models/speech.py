@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.nn import inputs
 from regard.nn.block import Design, Looks
@@ -32,7 +32,7 @@ class SpeechClassifier(nn.Module):
     torch.Size([3, 10])
     """
 
-    @checked
+    @check_types
     def __init__(
         self, *, bands: int, channels: int, classes: int, layers: int, design: Design, position: Position | None
     ) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.nn import inputs
 from regard.nn.block import Design
 from regard.nn.cache import KeyValueCache
@@ -30,7 +30,7 @@ class Translator(nn.Module):
     torch.Size([2, 5])
     """
 
-    @checked
+    @check_types
     def __init__(
         self,
         vocabularies: tuple[int, int],

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from regard import checks
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.nn import inputs
 from regard.nn.block import Design, Looks
@@ -23,7 +23,7 @@ class ImageEncoder(nn.Module):
     torch.Size([5, 17, 32])
     """
 
-    @checked
+    @check_types
     def __init__(self, *, image: tuple[int, int], patch: int, channels: int, layers: int, design: Design) -> None:
         super().__init__()
         for name, size in (("image", image[0]), ("image", image[1]), ("patch", patch), ("channels", channels)):
@@ -86,7 +86,7 @@ class VisionTransformer(ImageEncoder):
     torch.Size([5, 10])
     """
 
-    @checked
+    @check_types
     def __init__(
         self,
         *,

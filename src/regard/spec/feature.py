@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.checked import checked, takes
+from regard.argument_types import check_signature, check_types
 from regard.checks import describe
 from regard.errors import SpecError
 from regard.spec.named import named, unnamed
@@ -140,7 +140,7 @@ def relu() -> FeatureMap:
 
 
 @named
-@checked
+@check_types
 def cosformer(length: int) -> FeatureMap:
     """max(x, 0), turned with the position: w_ij = relu(q_i)·relu(k_j) cos(π (i - j) / 2M), with M the length.
 
@@ -152,7 +152,7 @@ def cosformer(length: int) -> FeatureMap:
 
 
 @named
-@checked
+@check_types
 def favor(width: int, features: int | None = None, *, seed: int = 0, hyperbolic: bool = False) -> FeatureMap:
     """Random features whose product is exp(q·k/√d) on average, and never negative (Choromanski and others, 2021).
 
@@ -193,7 +193,7 @@ def as_features(value: Any) -> FeatureMap:
     if isinstance(value, FeatureMap):
         return value
     if callable(value):
-        return Given(takes(value, "features", "rows"))
+        return Given(check_signature(value, "features", "rows"))
     raise SpecError(
         f"features must be one of regard.feature's or a function of rows, never negative; got {type(value).__name__}."
     )

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.checked import MAX_SIZE, checked
+from regard.argument_types import MAX_SIZE, check_types
 from regard.checks import choice, describe, whole_number
 from regard.checks import tensor as checked_tensor
 from regard.errors import BudgetError, SpecError, TraceError
@@ -76,7 +76,7 @@ class Mask(Formula):
         """The condition in LaTeX."""
         return latex(self.term, self.names)
 
-    @checked
+    @check_types
     def density(
         self, n_q: int, n_k: int | None = None, *, batch: int = 1, heads: int = 1, start: Start | None = None
     ) -> float:
@@ -88,7 +88,7 @@ class Mask(Formula):
         lengths, start = _lengths(n_q, n_k, batch, heads, start)
         return density(self.term, self.resolved(lengths, start), lengths, start)
 
-    @checked
+    @check_types
     def regions(
         self,
         n_q: int,
@@ -108,7 +108,7 @@ class Mask(Formula):
         _at_least(1, size=size)
         return cover(self.term, self.resolved(lengths, start), lengths, start, (size, size))
 
-    @checked
+    @check_types
     def dense(
         self, n_q: int, n_k: int | None = None, *, batch: int = 1, heads: int = 1, start: Start | None = None
     ) -> Tensor:
@@ -128,7 +128,7 @@ class Mask(Formula):
         seen = Evaluation(self.resolved(lengths, start), positions).condition(self.term)
         return seen.expand(positions.shape).contiguous()
 
-    @checked
+    @check_types
     def picture(self, n_q: int, n_k: int | None = None, *, start: Start | None = None, most: int = 64) -> str:
         """A drawing in text: █ seen, · hidden; beyond `most` positions a character is a tile, ▒ a mixed one."""
         n_k = n_q if n_k is None else n_k
@@ -257,7 +257,7 @@ named(causal)()  # this one mask learns its name once
 
 
 @named
-@checked
+@check_types
 def window(before: int, after: int | None = None) -> Mask:
     """Near neighbours: p - before < j < p + after; `after=None` means the same as before.
 
@@ -270,7 +270,7 @@ def window(before: int, after: int | None = None) -> Mask:
 
 
 @named
-@checked
+@check_types
 def dilated(width: int, step: int) -> Mask:
     """A window with gaps: every `step`-th key, fewer than `width` steps away. `dilated(w, 1)` is `window(w)`."""
     _at_least(1, width=width, step=step)
@@ -278,7 +278,7 @@ def dilated(width: int, step: int) -> Mask:
 
 
 @named
-@checked
+@check_types
 def blocks(size: int, look_back: int = 0) -> Mask:
     """Chunked local attention: the query's own block of keys and `look_back` blocks before it."""
     _at_least(1, size=size)
@@ -289,7 +289,7 @@ def blocks(size: int, look_back: int = 0) -> Mask:
 
 
 @named
-@checked
+@check_types
 def strided(stride: int) -> Mask:
     """Sparse Transformer, strided: the last `stride` keys and the query, and every `stride`-th key before."""
     _at_least(1, stride=stride)
@@ -297,7 +297,7 @@ def strided(stride: int) -> Mask:
 
 
 @named
-@checked
+@check_types
 def fixed(stride: int, summary: int = 1) -> Mask:
     """Sparse Transformer, fixed: the query's own block so far, and the last `summary` keys of every block before."""
     _at_least(1, stride=stride, summary=summary)
@@ -376,7 +376,7 @@ def tokens(indices: Numbers) -> Mask:
 
 
 @named
-@checked
+@check_types
 def random_blocks(size: int, count: int, seed: int = 0) -> Mask:
     """Each block of `size` queries sees `count` blocks of keys, drawn without replacement from `seed`."""
     _at_least(1, size=size)
@@ -417,7 +417,7 @@ def _drawn(rows: int, columns: int, count: int, seed: int) -> NDArray[np.bool_]:
 
 
 @named
-@checked
+@check_types
 def longformer(width: int, global_tokens: Numbers = ()) -> Mask:
     """Longformer: keys at most width // 2 away, and global tokens that see and are seen by all."""
     _at_least(0, width=width)
@@ -427,7 +427,7 @@ def longformer(width: int, global_tokens: Numbers = ()) -> Mask:
 
 
 @named
-@checked
+@check_types
 def bigbird(size: int = 64, *, near: int = 3, ends: int = 1, random: int = 3, seed: int = 0) -> Mask:
     """BigBird: `near` blocks around the query's, the first and last `ends` blocks for all, `random` drawn blocks."""
     _at_least(1, size=size, near=near)

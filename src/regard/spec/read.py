@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.checked import takes
+from regard.argument_types import check_signature
 from regard.checks import probability, whole_number
 from regard.errors import SpecError
 from regard.spec.array import as_tensor, over_pairs
@@ -320,7 +320,7 @@ def _valued(value: Any, v: Tensor, v4: Tensor, leading: tuple[int, ...]) -> tupl
 
 
 def _transformed(value: Callable[[Tensor], Tensor], v: Tensor, v4: Tensor, leading: tuple[int, ...]) -> Tensor:
-    takes(value, "value", "v")
+    check_signature(value, "value", "v")
     if v.device.type == "meta":
         return v4  # planning from shapes: the function is not called
     (moved,) = shielded(lambda x: (value(x),), v)

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.checks import describe
 from regard.errors import SpecError
 from regard.spec.array import as_tensor
 
 
-@checked
+@check_types
 def rotary(
     q: Tensor,
     k: Tensor,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.checks import describe, tensor
 from regard.errors import SpecError
 from regard.spec.array import as_tensor
@@ -100,7 +100,7 @@ def _standard_slopes(lengths: Lengths) -> Tensor:
 
 
 @named
-@checked
+@check_types
 def softcap(c: float | Tensor) -> Rule:
     """c · tanh(s / c): no score beyond ±c."""
     one_or_each(c, "c")
@@ -120,7 +120,7 @@ def bias(values: Any) -> Rule:
 
 
 @named
-@checked
+@check_types
 def relative(table: Tensor, *, bidirectional: bool = True, max_distance: int = 128) -> Rule:
     """T5's relative bias: s + table[bucket(j - p), h]; `table` is (buckets, heads).
 
@@ -154,7 +154,7 @@ def _bucket(distance: Any, buckets: int, bidirectional: bool, max_distance: int)
 
 
 @named
-@checked
+@check_types
 def shaw_keys(table: Tensor, scale: float | None = None) -> Rule:
     """Shaw's relative keys: s + scale · q_i·table[clip(j - p)]; `table` is (2 reach + 1, width), scale None is 1/√d.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from regard.checked import checked, takes
+from regard.argument_types import check_signature, check_types
 from regard.checks import describe, tensor
 from regard.errors import SpecError
 from regard.spec.finite import shielded
@@ -366,7 +366,7 @@ def dot() -> Score:
 
 
 @named
-@checked
+@check_types
 def scaled_dot(scale: Number | None = None) -> Score:
     """q·k times `scale`; None means 1/√d. A tensor scale may be learned: one number, or one a head."""
     one_or_each(scale, "scale")
@@ -374,7 +374,7 @@ def scaled_dot(scale: Number | None = None) -> Score:
 
 
 @named
-@checked
+@check_types
 def multiplicative(w: Tensor) -> Score:
     """q·W·k, Luong's general form; `w` is (width of q, width of k), or one such matrix a head."""
     tensor(w, "w", dims=(2, 3), dtype="floats")
@@ -382,7 +382,7 @@ def multiplicative(w: Tensor) -> Score:
 
 
 @named
-@checked
+@check_types
 def cosine(scale: Number = 1.0) -> Score:
     """The cosine of the angle between q and k, times `scale`. A zero vector has cosine 0 with everything."""
     one_or_each(scale, "scale")
@@ -390,7 +390,7 @@ def cosine(scale: Number = 1.0) -> Score:
 
 
 @named
-@checked
+@check_types
 def metric(sigma: Number = 1.0) -> Score:
     """-|q - k|² / 2σ²: nearness. A tensor sigma may be learned: one number, or one a head."""
     one_or_each(sigma, "sigma")
@@ -400,7 +400,7 @@ def metric(sigma: Number = 1.0) -> Score:
 
 
 @named
-@checked
+@check_types
 def mahalanobis(m: Tensor) -> Score:
     """-(q - k)' M (q - k) / 2 with a symmetric matrix `m`, or one a head; only the symmetric part of m counts."""
     tensor(m, "m", dims=(2, 3), dtype="floats")
@@ -408,7 +408,7 @@ def mahalanobis(m: Tensor) -> Score:
 
 
 @named
-@checked
+@check_types
 def additive(w_q: Tensor, w_k: Tensor, u: Tensor, bias: Tensor | None = None) -> Score:
     """u·tanh(W_q q + W_k k + bias), Bahdanau's form.
 
@@ -423,14 +423,14 @@ def additive(w_q: Tensor, w_k: Tensor, u: Tensor, bias: Tensor | None = None) ->
     return Additive(w_q=w_q, w_k=w_k, u=u, bias=bias)
 
 
-@checked
+@check_types
 def custom(function: TileFunction) -> Score:
     """Any function of whole tiles: (queries (..., m, d), keys (..., n, d)) -> scores (..., m, n).
 
     It must treat every query and key alike wherever they stand, since it is called tile by tile. Gradients reach q, k
     and every tensor the function uses.
     """
-    return Custom(function=takes(function, "function", "queries", "keys"))
+    return Custom(function=check_signature(function, "function", "queries", "keys"))
 
 
 def as_score(value: Any) -> Score:
@@ -453,7 +453,7 @@ class RelativeValues:
 
 
 @named
-@checked
+@check_types
 def shaw_values(table: Tensor) -> RelativeValues:
     """Shaw's relative values, given as `value=`: o_i = sum_j a_ij (v_j + table[clip(j - p)]).
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.spec.feature import FeatureMap, Rows, as_features
 from regard.spec.fit import one_each, one_or_each
@@ -57,7 +57,7 @@ def softmax() -> Weigh:
 
 
 @named
-@checked
+@check_types
 def sink(logit: float | Tensor = 0.0) -> Weigh:
     """Softmax with one more key of score `logit` and value zero, so that a row may sum to less than 1.
 
@@ -83,7 +83,7 @@ class _Sink:
 
 
 @named
-@checked
+@check_types
 def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
     """1 / (1 + exp(-(s + bias))), each pair for itself. A bias near -log(n) starts rows at a sum near 1."""
     one_or_each(bias, "bias")
@@ -98,7 +98,7 @@ def sigmoid(bias: float | Tensor = 0.0) -> Weigh:
 
 
 @named
-@checked
+@check_types
 def relu(scale: float | Tensor | None = None) -> Weigh:
     """max(s, 0) · scale, each pair for itself; `scale=None` is 1/n_k, the number of keys.
 
@@ -139,7 +139,7 @@ def sparsemax() -> Weigh:
 
 
 @named
-@checked
+@check_types
 def entmax(alpha: float | Tensor = 1.5) -> Weigh:
     """Weights between softmax (alpha = 1) and sparsemax (alpha = 2): the larger alpha, the more of them are 0.
 
@@ -183,7 +183,7 @@ def _learned_entmax(alpha: Tensor) -> Weigh:
 
 
 @named
-@checked
+@check_types
 def top(k: int) -> Weigh:
     """Softmax over the k largest scores of each row; the others weigh nothing. All that equal the k-th are kept."""
     if k < 1:
@@ -202,7 +202,7 @@ def argmax() -> Weigh:
 
 
 @named
-@checked
+@check_types
 def gumbel(temperature: float = 1.0, *, seed: int = 0, hard: bool = True) -> Weigh:
     """One key drawn for each query, with the probabilities of softmax: the largest score after noise.
 
@@ -236,7 +236,7 @@ def kernel(features: FeatureMap | Rows | None = None) -> Weigh:
 
 
 @named
-@checked
+@check_types
 def sinkhorn(iterations: int = 5) -> Weigh:
     """Rows and columns of exp(s) normalised in turn: the more iterations, the more equal what each key receives.
 

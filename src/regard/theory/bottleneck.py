@@ -27,7 +27,7 @@ from regard.draw.charts import Panel, Series
 from regard.mechanism.state import delta, retention
 from regard.models.rnn_translation import RecurrentTranslator
 from regard.spec import score
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.outcome import Claim, Outcome
 
 LENGTHS = (2, 4, 8, 16, 32, 64, 128)
@@ -46,7 +46,7 @@ class Read:
     error: Tensor
 
 
-@checked_settings
+@check_settings
 def bottleneck(
     *,
     width: int = 16,

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard.draw.charts import Image, Motion, Panel, Series
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.moving import energy, groups_of, raw_velocity, softmax_velocity
 from regard.theory.outcome import Claim, Outcome
 from regard.theory.tokens import (
@@ -49,7 +49,7 @@ HALVED = "what halving the steps changes, fifteen times what a fourth-order step
 CLEAR = "a hundredth is far above what steps and rounding leave"
 
 
-@checked_settings
+@check_settings
 def clustering(
     *,
     tokens: int = 32,

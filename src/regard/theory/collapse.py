@@ -42,7 +42,7 @@ from regard.theory.distances import (
     spectral_norm,
     tanh_bound,
 )
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.outcome import Claim, Outcome
 
 ROUNDING = 1e-11  # of the size of the tokens: below, distances are rounding
@@ -51,7 +51,7 @@ OPPOSITE = (0.1, 1.0, 2.0, 4.0)  # lengths of two opposite tokens
 SCALES = tuple(10 ** (-3 + n / 4) for n in range(15))  # of differences, for the picture
 
 
-@checked_settings
+@check_settings
 def collapse(
     *,
     tokens: int = 32,

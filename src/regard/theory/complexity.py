@@ -32,7 +32,7 @@ from regard.draw.charts import Panel, Series
 from regard.mechanism.linear import linear_attention
 from regard.nn import Block, Design
 from regard.spec import mask
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.growing import Grown, counted, grown
 from regard.theory.outcome import Claim, Outcome
 
@@ -40,7 +40,7 @@ TIMED = (512, 1024, 2048, 4096)
 EXACT = "counts are whole numbers"
 
 
-@checked_settings
+@check_settings
 def complexity(
     *,
     width: int = 32,

@@ -19,7 +19,7 @@ from regard.nn import Decoder, Design, Encoder, MultiHeadAttention, Rotary
 from regard.spec import mask, score
 from regard.theory import planted
 from regard.theory.checks import check_causality, check_equivariance, check_independence, check_normalised, influence
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.finding import Finding
 from regard.theory.outcome import Claim, Outcome
 from regard.theory.seeded import seeded
@@ -27,7 +27,7 @@ from regard.theory.seeded import seeded
 ROUNDING = "rounding in float64, of sums of some dozens of products"
 
 
-@checked_settings
+@check_settings
 def equivariance(*, tokens: int = 16, width: int = 16, seed: int = 0, progress: Progress | None = None) -> Outcome:
     """The invariants of attention, and the checks for them on layers that are right and on planted bugs.
 

@@ -16,7 +16,7 @@ P = ParamSpec("P")
 MAX_SETTING = 10**6
 
 
-def checked_settings(function: Callable[P, Outcome]) -> Callable[P, Outcome]:
+def check_settings(function: Callable[P, Outcome]) -> Callable[P, Outcome]:
     """The experiment, which refuses settings that are not numbers above 0, and whole ones where its own are whole."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
 

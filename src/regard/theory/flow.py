@@ -23,7 +23,7 @@ from torch import Tensor
 from regard.attention import attend, attention
 from regard.draw.charts import Image, Motion, Panel, Series
 from regard.spec import score, weigh
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.moving import Field, stepped
 from regard.theory.outcome import Claim, Outcome
 
@@ -39,7 +39,7 @@ class Kind:
     energy: Field
 
 
-@checked_settings
+@check_settings
 def flow(
     *,
     tokens: int = 6,

@@ -19,7 +19,7 @@ from regard.draw.charts import Image, Panel, Series
 from regard.nn import Design, Encoder
 from regard.spec import mask, score, weigh
 from regard.theory import backward
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.outcome import Claim, Outcome
 from regard.theory.paths import Followed, gradient_paths
 from regard.theory.seeded import seeded
@@ -28,7 +28,7 @@ CAP, SIGMA, DROPOUT = 2.0, 1.5, 0.3
 ROUNDING = "rounding in float64 of sums of some hundred products, as a share of the largest gradient"
 
 
-@checked_settings
+@check_settings
 def gradients(
     *, tokens: int = 24, width: int = 16, sharpness: float = 1.0, layers: int = 8, seed: int = 0,
     progress: Progress | None = None,

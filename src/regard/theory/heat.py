@@ -24,7 +24,7 @@ from regard.attention import attend, attention
 from regard.draw.charts import Motion, Panel, Series
 from regard.spec import score
 from regard.theory.diffusion import Limit, balanced, limits, slopes
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.outcome import Claim, Outcome
 
 BUMP = 0.5  # the spread of the bump that diffuses
@@ -32,7 +32,7 @@ MOMENTS = 41
 ROUNDING = "rounding in float64, as a share of the largest number"
 
 
-@checked_settings
+@check_settings
 def heat(
     *, sigma: float = 0.3, spread: float = 1.0, width: int = 3, time: float = 4.0, seed: int = 0,
     progress: Progress | None = None,

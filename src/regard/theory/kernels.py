@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.attention import attend, attention
 from regard.draw.charts import Panel, Series
 from regard.spec import score, weigh
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.outcome import Claim, Outcome
 from regard.theory.relations import Fits, fits, scores
 
@@ -31,7 +31,7 @@ SHARP = "rounding of scores of up to some thousands, in float64"
 ROUNDING = "rounding in float64, of matrices of this size, as a share of the largest number"
 
 
-@checked_settings
+@check_settings
 def kernels(
     *, tokens: int = 48, width: int = 6, length: float = 1.0, skew: float = 1.0, steps: int = 300, seed: int = 0,
     progress: Progress | None = None,

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.attention import attend
 from regard.draw.charts import Panel, Series
 from regard.spec import score
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.normal_scores import expected
 from regard.theory.outcome import Claim, Outcome
 
@@ -30,7 +30,7 @@ ANGLES = 13  # from 0 to 180 degrees
 LENGTHS = 3.0  # |q| |k| / √d of keys at an angle
 
 
-@checked_settings
+@check_settings
 def scaling(
     *,
     keys: int = 4096,

@@ -34,7 +34,7 @@ from regard.theory.covariance import (
     paths_of,
     root_of,
 )
-from regard.theory.experiment import Progress, checked_settings
+from regard.theory.experiment import Progress, check_settings
 from regard.theory.outcome import Claim, Outcome
 
 START = ((1.0, 0.3, 0.1), (0.3, 1.2, 0.4), (0.1, 0.4, 0.9))
@@ -44,7 +44,7 @@ APART = 1e-6  # plain layers go on until tokens differ by so little
 FIVE = "five standard errors of the sample"
 
 
-@checked_settings
+@check_settings
 def shaped(
     *,
     width: int = 256,

@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from regard.checked import checked
+from regard.argument_types import check_types
 from regard.errors import SpecError
 from regard.spec.read import read
 from regard.worked.call import called
@@ -22,7 +22,7 @@ from regard.worked.table import DIGITS, Labels
 from regard.worked.tex import latex_of
 
 
-@checked
+@check_types
 def steps(
     q: Any,
     k: Any,
@@ -115,7 +115,7 @@ class Steps(Sequence[Stage]):
         shapes = [stage.whole.shape for stage in self.stages]
         return max(s[0] for s in shapes), max(s[1] for s in shapes)
 
-    @checked
+    @check_types
     def at(self, batch: int = 0, head: int = 0) -> "Steps":
         """The same computation, showing another batch element and head."""
         batches, heads = self.sizes
@@ -131,17 +131,17 @@ class Steps(Sequence[Stage]):
     def __repr__(self) -> str:
         return f"Steps({self.formula}: {', '.join(self.names)})"
 
-    @checked
+    @check_types
     def text(self, digits: int = DIGITS) -> str:
         """Every stage as aligned matrices, with so many digits behind the point."""
         return text_of(self.stages, self.labels, digits)
 
-    @checked
+    @check_types
     def latex(self, digits: int = DIGITS) -> str:
         """Every stage as a line of amsmath's `align*`."""
         return latex_of(self.stages, self.labels, digits)
 
-    @checked
+    @check_types
     def html(self, digits: int = DIGITS) -> str:
         """A page of its own, which needs nothing from elsewhere."""
         return page_of(self.stages, self.labels, self.formula, digits)

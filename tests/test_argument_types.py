@@ -1,4 +1,4 @@
-"""`@checked` refuses arguments that do not fit the annotations, and nothing else."""
+"""`@check_types` refuses arguments that do not fit the annotations, and nothing else."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.checked import check_fields, checked
+from regard.argument_types import check_fields, check_types
 from regard.errors import SpecError
 
 
-@checked
+@check_types
 def everything(
     x: Tensor,
     *more: Tensor,
@@ -84,7 +84,7 @@ def test_a_dataclass_checks_its_fields() -> None:
 
 
 def test_a_graph_has_no_checks() -> None:
-    @checked
+    @check_types
     def doubled(x: Tensor, times: int) -> Tensor:
         return x * times
 

@@ -1,4 +1,4 @@
-"""`@checked`: compares the arguments of a function with its annotations, before the function runs.
+"""`@check_types`: compares the arguments of a function with its annotations, before the function runs.
 
 The checks are compiled once, from the annotations; a call runs one small function for each argument. Ranges, shapes and
 everything that concerns several arguments together stay in the function itself. A graph of torch.compile has no checks.
@@ -26,13 +26,13 @@ Check = tuple[Accepts, str]  # whether a value fits, and what completes "must be
 MAX_SIZE = 2**63  # larger whole numbers do not fit into a size or an index
 
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
+def check_types(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which refuses arguments of a wrong type with a `SpecError` that names the argument.
 
     Tensors, whole numbers, finite numbers, booleans, text, functions, classes, and sequences and unions of these are
     checked. A parameter annotated as `Any`, or not at all, is not.
 
-    >>> @checked
+    >>> @check_types
     ... def repeat(text: str, times: int = 2) -> str:
     ...     return text * times
     >>> repeat("ab", 1.5)
@@ -64,7 +64,7 @@ def check_fields(value: Any) -> None:
         _require({name: check}, name, getattr(value, name))
 
 
-def takes(function: Any, name: str, *arguments: str) -> Any:
+def check_signature(function: Any, name: str, *arguments: str) -> Any:
     """The function, which can be called with this many arguments."""
     text = f"a function ({', '.join(arguments)})"
     if not callable(function):
