@@ -25,7 +25,7 @@ from regard.plan.choose import Plan, choose
 from regard.result import Attended
 from regard.spec.precision import without_autocast
 from regard.spec.read import read
-from regard.spec.spec import Inputs, Question
+from regard.spec.spec import Inputs, Question, Spec
 from regard.traced import NO_NAME, traced
 from regard.weights import Weights
 
@@ -214,10 +214,7 @@ def answer(
     engine = _engine(plan)
     with without_autocast(question.q.device.type):
         plan, inputs = asked(question, plan, engine)
-        spec = plan.spec
-        if question.weigh.factor is not None:  # the output is rounded once, after the factor
-            spec = replace(spec, dtype=spec.precision)
-        output, statistic = run(engine, spec, plan.tiles, inputs)
+        output, statistic = run(engine, spec_to_run(question, plan), plan.tiles, inputs)
         return finished(question, plan, inputs, output, statistic, n_k, places), statistic, plan, inputs
 
 
@@ -229,6 +226,12 @@ def asked(question: Question, plan: Plan, engine: Engine) -> tuple[Plan, Inputs]
         return plan, inputs
     spec, inputs = balanced(engine, plan.spec, inputs, question.weigh.iterations)
     return replace(plan, spec=spec), inputs
+
+
+def spec_to_run(question: Question, plan: Plan) -> Spec:
+    """The spec that the engine runs: where a factor follows, the output is rounded after the factor, not before."""
+    spec = plan.spec
+    return spec if question.weigh.factor is None else replace(spec, dtype=spec.precision)
 
 
 def finished(

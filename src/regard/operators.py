@@ -16,7 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.library import Library, impl, register_fake, register_vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from regard.attention import IN_ORDER, asked, finished
+from regard.attention import IN_ORDER, asked, finished, spec_to_run
 from regard.engine.gradient import Engine, resumed, run
 from regard.errors import EngineError
 from regard.plan.choose import Plan, choose
@@ -54,10 +54,10 @@ def _forward(
     asking, plan, engine = _read(q, k, v, tensors, numbers, question)
     with without_autocast(q.device.type):
         plan, inputs = asked(asking, plan, engine)
-        raw, statistic = run(engine, plan.spec, plan.tiles, inputs)
+        raw, statistic = run(engine, spec_to_run(asking, plan), plan.tiles, inputs)
         output = asking.shaped(finished(asking, plan, inputs, raw, statistic))
         rows = raw.new_zeros(raw.shape[:-1]) if statistic is None else statistic
-        kept = q.new_empty(0) if is_raw else asking.shaped(raw.to(q.dtype, copy=True))
+        kept = q.new_empty(0) if is_raw else asking.shaped(raw.to(_precision(q), copy=True))
     return output.contiguous(), asking.shaped(rows.double()).contiguous(), kept.contiguous()
 
 
@@ -79,7 +79,7 @@ def _backward(
         leaves = [x.detach().requires_grad_(needed) for x, needed in zip((q, k, v, *tensors), needs, strict=True)]
         asking, plan, engine = _read(leaves[0], leaves[1], leaves[2], leaves[3:], numbers, question)
         plan, inputs = asked(asking, plan, engine)
-        known = resumed(engine, plan.spec, plan.tiles, inputs, raw, statistic)
+        known = resumed(engine, spec_to_run(asking, plan), plan.tiles, inputs, raw, statistic)
         output = asking.shaped(finished(asking, plan, inputs, *known))
         wanted = [x for x in leaves if x.requires_grad]
         found = torch.autograd.grad(output, wanted, d_output, allow_unused=True)
@@ -135,7 +135,13 @@ def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor
     batch = torch.broadcast_shapes(q.shape[:outer], k.shape[:outer], v.shape[:outer])
     rows = (*batch, *q.shape[outer:-1])
     output = q.new_empty((*rows, v.shape[-1]))
-    return output, q.new_empty(rows, dtype=torch.float64), q.new_empty(0) if is_raw else torch.empty_like(output)
+    raw = q.new_empty(0) if is_raw else torch.empty_like(output, dtype=_precision(q))
+    return output, q.new_empty(rows, dtype=torch.float64), raw
+
+
+def _precision(q: Tensor) -> torch.dtype:
+    """The dtype of the engine's output before a factor is applied: float32 or better."""
+    return torch.promote_types(q.dtype, torch.float32)
 
 
 def _backward_shapes(
