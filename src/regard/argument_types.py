@@ -8,7 +8,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, wraps
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
@@ -85,7 +85,7 @@ def _require(checks: Mapping[str, Check], name: str | None, value: Any) -> None:
         raise SpecError(f"{name} must be {check[1]}; got {describe(value)}.")
 
 
-@cache
+@lru_cache(maxsize=256)
 def _of_fields(cls: type) -> dict[str, Check]:
     parameters = inspect.signature(cls).parameters.values()
     checks = {p.name: _check_of(cls, p) for p in parameters if not p.name.startswith("_")}

@@ -146,7 +146,7 @@ def _means(x: Tensor, m: int, real: Tensor | None) -> Tensor:
     n, segments = x.shape[-2], None if real is None else _segments(real, m)
 
     def own(b: Any, h: Any, i: Any, j: Any) -> Any:
-        return (j * m // n if segments is None else segments[b, j]) == i
+        return (j * m // max(n, 1) if segments is None else segments[b, j]) == i
 
     found: Tensor = attention(x.new_zeros(*x.shape[:2], m, x.shape[-1]), x, x, mask=own)
     return found

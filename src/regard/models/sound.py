@@ -43,7 +43,7 @@ class LogMel:
         for name in ("rate", "window", "step", "points", "bands"):
             checks.whole_number(getattr(self, name), name, at_least=1, at_most=MAX_RATE)
         checks.finite_number(self.lowest, "lowest", at_least=0)
-        object.__setattr__(self, "floor", checks.finite_number(self.floor, "floor", above=0))
+        object.__setattr__(self, "floor", checks.finite_number(self.floor, "floor", at_least=0))
         checks.parameter("the triangles of the bands", self.bands, self.points)
         if self.lowest >= self.rate / 2:
             raise SpecError(f"lowest must be below half the rate, {self.rate / 2}; got {self.lowest}.")

@@ -67,10 +67,10 @@ def tokens(tokens: Any, name: str = "tokens") -> Tensor:
 
 
 def token_rows(rows: Any, name: str = "tokens") -> Tensor:
-    """Token numbers (batch, n) of at least one token each."""
+    """Token numbers (batch, n); n may be 0, as on a rank that holds no part of a short text."""
     tokens(rows, name)
-    if rows.dim() != 2 or rows.shape[1] == 0:
-        raise SpecError(f"{name} must be (batch, n) with at least one token each; got shape {tuple(rows.shape)}.")
+    if rows.dim() != 2:
+        raise SpecError(f"{name} must be (batch, n); got shape {tuple(rows.shape)}.")
     return rows  # type: ignore[no-any-return]  # a tensor by now
 
 
