@@ -105,7 +105,7 @@ def test_a_recording_has_its_own_text(saved: str) -> None:
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"\x80\x04pickle")
     code, _, said = run("heads", str(tmp_path / "x.safetensors"))
-    assert code == 2 and "which is pickled" in said
+    assert code == 2 and "it is pickled" in said
 
 
 def test_a_port_that_is_none_is_refused() -> None:

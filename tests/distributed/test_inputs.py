@@ -17,6 +17,8 @@ Q = torch.randn(1, 2, 6, 8)
 
 @pytest.fixture
 def one_rank() -> Iterator[None]:
+    if dist.is_initialized():  # by a test that left its group
+        dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

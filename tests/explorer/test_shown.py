@@ -123,17 +123,18 @@ def test_an_empty_tape_is_refused() -> None:
         of_tape(Tape())
 
 
-def test_what_is_replaced_is_forgotten_and_what_is_too_much_goes() -> None:
+def test_a_text_that_is_dropped_from_the_history_is_forgotten() -> None:
     explorer = Explorer(shown(4, 4))
-    explorer.shown[0].map(0, 0)
-    old = explorer.shown[0].number
-    assert explorer.add(shown(5, 5), into=0) == 0
-    assert not KEPT.has((old, "map", 0, 0, ()))
+    number = explorer.add(shown(5, 5))
+    explorer.shown[number].map(0, 0)
+    old = explorer.shown[number].number
+    assert KEPT.has((old, "map", 0, 0, ()))
     numbers = [explorer.add(shown(3, 3)) for _ in range(SHOWN + 3)]
     assert len(explorer.shown) == SHOWN
     assert 0 in explorer.shown, "the first stays: it is what was asked for"
     assert numbers[-1] in explorer.shown
-    assert numbers[0] not in explorer.shown
+    assert number not in explorer.shown and numbers[0] not in explorer.shown
+    assert not KEPT.has((old, "map", 0, 0, ()))
 
 
 def test_the_state_names_everything_a_page_needs() -> None:

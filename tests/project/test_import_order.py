@@ -178,7 +178,7 @@ def _may(part: str, target: tuple[str, ...]) -> bool:
     if target[0] not in RANK:
         return False
     if part == "cost":
-        return target[0] == "errors"
+        return target[0] in ("errors", "checks", "argument_types")
     if RANK[target[0]] == RANK[part]:
         return ORDER[RANK[part]][0] == TOGETHER
     return RANK[target[0]] < RANK[part]

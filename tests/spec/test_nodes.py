@@ -49,7 +49,7 @@ def from_term(*nodes: Any, maker: str = "mask.from_term", tensors: int = 3) -> s
         ('["mask.both", [1.5, true], {}]', "got float"),
         ('["feature.favor", [30000, 30000], {}]', "at most 33554432 numbers .*; got 30000 features of width 30000"),
         ('["feature.favor", [4611686018427387904], {}]', "favor must have at most"),
-        ('["weigh.sinkhorn", [1000000000], {}]', "at most 10000 iterations; got 1000000000"),
+        ('["weigh.sinkhorn", [1000000000], {}]', "from 1 to 10,000 iterations; got 1000000000"),
         ('["mask.tokens", [{"list": [4611686018427387904]}], {}]', "less than 134217728; got 4611686018427387904"),
         (formula(), "a list of 1 to 20000 nodes; got 0 nodes"),
         (formula(7), "begins with an operation; got 7"),

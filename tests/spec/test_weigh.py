@@ -141,7 +141,7 @@ def test_nothing_and_a_normaliser_are_weighings_too() -> None:
         ),
         (
             lambda: weigh.relu(torch.zeros(2, 3)),
-            r"a relu scale must be one number, or one a head; got shape \(2, 3\)\.",
+            r"scale must be one number, or one a head, in floats; got torch.float32 of shape \(2, 3\)\.",
         ),
         (
             lambda: weigh.relu(torch.zeros(2)).check((1, HEADS, 4, 4), 0),

@@ -154,7 +154,7 @@ def test_the_number_of_tokens_must_be_that_of_the_rows() -> None:
         steps(q, q, q, tokens=["a", "b"])
     with pytest.raises(regard.errors.SpecError, match=r"key_tokens must be a list of 3 names, .* got 1"):
         steps(q, q, q, key_tokens=["a"])
-    with pytest.raises(regard.errors.SpecError, match=r"got the text 'abc'"):
+    with pytest.raises(regard.errors.SpecError, match=r"tokens must be a sequence of strings or None; got 'abc'"):
         steps(q, q, q, tokens="abc")
 
 

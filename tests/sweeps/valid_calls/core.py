@@ -31,6 +31,7 @@ CALLS = [
     named("compare", lambda: given(*qkv(), {}, {"mask": regard.mask.causal()}, rounds=1)),
     named("steps", lambda: given(*(x[0, 0, :3, :2] for x in qkv()))),
     named("engines", lambda: given()),
+    named("clear_caches", lambda: given()),
     named("mechanisms", lambda: given()),
     named("replacing_sdpa", lambda: given()),
     named("scaled_dot_product_attention"),

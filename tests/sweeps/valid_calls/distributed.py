@@ -1,6 +1,5 @@
 """Valid calls of `regard.distributed` in one process: attention over files, paged caches, and one rank by itself."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,12 @@ from tests.sweeps.valid_calls.inputs import numbers, qkv
 from tests.sweeps.valid_calls.table import Arguments, ValidCall, given
 
 
-@cache
 def group() -> None:
-    """A process group of this one process."""
+    """Starts a process group of this one process, unless there is one."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def named(name: str, *positional: Any, use: Any = None, **keywords: Any) -> ValidCall:

@@ -137,6 +137,7 @@ CALLS = [
     method("Sample.probabilities", lambda: nn.Sample(0.5, 3), LOGITS),
     method("Sinusoidal.added", lambda: nn.Sinusoidal(8), X, AT),
     method("Sinusoidal.table", lambda: nn.Sinusoidal(8), AT),
+    method("RMSNorm.forward", lambda: nn.RMSNorm(8), X),
     method("Stack.forward", lambda: nn.Stack(DESIGN, 1, cross=True), X, MEMORY),
     method("Stack.attend", lambda: nn.Stack(DESIGN, 1, cross=True), X, MEMORY),
     method("TokenEmbedding.forward", lambda: nn.TokenEmbedding(11, 8), PROMPT),

@@ -174,7 +174,8 @@ LEFT_OUT = {
     "regard.models.speech.levelled": "a part of SpeechClassifier",
     "regard.models.speech.tokens_of": "a part of SpeechClassifier",
     "regard.models.sound.triangles": "a part of LogMel",
-    "regard.models.store.checked_header": "called by read",
+    "regard.models.graph.check_edges": "called by the models of graphs",
+    "regard.models.store.check_fit": "called by fit",
     "regard.models.text.Tokens": "needs a learned vocabulary; tests/models",
     **{
         f"regard.models.train.{name}": "part of a training, which `regard train` starts; tests/models/test_train.py"
