@@ -41,7 +41,7 @@ def _translator() -> Translator:
         (lambda: _language(layers=-1), "layers must be a whole number from 1 to 100000; got -1"),
         (lambda: _language(design=[]), "a stack needs at least one design; got none"),
         (lambda: _language(position="x"), "position must be a Position or None; got 'x'"),
-        (lambda: _language()(TOKENS[0]), r"tokens must be \(batch, n\) with at least one token each; got shape \(3,\)"),
+        (lambda: _language()(TOKENS[0]), r"tokens must be \(batch, n\); got shape \(3,\)"),
         (lambda: _language()(TOKENS + 10), "tokens must be from 0 to 10, the vocabulary; got 11 to 13"),
         (lambda: _language().logits(torch.ones(2, 7)), r"states must have shape \(..., 8\); got \(2, 7\)"),
         (lambda: TextEncoder(11, longest=8, layers=1, design=DESIGN, types=0), "types must be .* 1 to .*; got 0"),

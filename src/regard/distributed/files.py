@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.argument_types import check_signature
 from regard.distributed.ahead import read_ahead
 from regard.distributed.answered import Pair, answered, completed, joined
 from regard.distributed.reading import Source, source
@@ -73,6 +74,8 @@ def attention_from_files(
     >>> o.shape, np.load(place / "o.npy").shape
     (torch.Size([4, 300, 8]), (4, 300, 8))
     """
+    if progress is not None:
+        check_signature(progress, "progress", "share")
     sources = [source(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     _check_shapes(sources, score)
     where = target(out) if isinstance(out, (str, Path)) else None

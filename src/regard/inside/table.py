@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.argument_types import check_signature
 from regard.errors import MissingError, SpecError
 from regard.inside import arguments
 from regard.inside.heads import Looked, Scores
@@ -133,9 +134,11 @@ def table(
     window: int = 16,
     progress: Callable[[float], None] | None = None,
 ) -> HeadTable:
-    """A row for each head of each layer; numbers are means over the texts of a batch. `progress` hears the share of
-    layers that are done."""
+    """A row for each head of each layer; numbers are means over the texts of a batch. `progress` is called with the
+    share of layers that are done."""
     _check_tokens(layers, texts)
+    if progress is not None:
+        check_signature(progress, "progress", "share")
     rows: list[Row] = []
     before: tuple[Any, Looked] | None = None
     for done, layer in enumerate(layers):

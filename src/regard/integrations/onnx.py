@@ -88,6 +88,8 @@ def attention(
         lengths = as_tensor(nonpad_kv_seqlen).reshape(-1)
         start = lengths - q.shape[2]
 
+    if not q.shape[3]:
+        raise SpecError(f"Q must have a head size of at least 1; got shape {tuple(q.shape)}.")
     working = torch.promote_types(q.dtype, v.dtype)
     if softmax_precision is not None and _PRECISIONS[softmax_precision] == torch.float64:
         working = torch.float64
@@ -186,8 +188,19 @@ def rotary_embedding(
         raise SpecError(f"X must have 3 or 4 dimensions; got {x.ndim}. Reshape it.")
     width = rotary_embedding_dim or x.shape[-1]
     cos, sin = as_tensor(cos_cache), as_tensor(sin_cache)
+    if cos.dim() not in (2, 3) or sin.dim() != cos.dim():
+        raise SpecError(
+            "cos_cache and sin_cache must be (positions, pairs) or (batch, n, pairs); "
+            f"got {tuple(cos.shape)} and {tuple(sin.shape)}."
+        )
     if position_ids is not None:
         where = as_tensor(position_ids).long()
+        rows, shape = min(len(cos), len(sin)), (x.shape[0], x.shape[2])
+        if where.shape != shape or bool(((where < 0) | (where >= rows)).any()):
+            raise SpecError(
+                f"position_ids must be (batch, n) = {shape}, with positions from 0 to {rows - 1}; got shape "
+                f"{tuple(where.shape)}."
+            )
         cos, sin = cos[where], sin[where]
     if 2 * cos.shape[-1] != width or cos.shape != sin.shape:
         raise SpecError(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.argument_types import check_types
 from regard.errors import LoadError, SpecError
 from regard.files.atomic import save_errors
 from regard.files.header import read_header
@@ -19,6 +20,7 @@ from regard.files.tensors import read_tensors, write_tensors
 WORDS = "regard"  # the name of regard's own words in the metadata of a file
 
 
+@check_types
 def write(path: str | Path, tensors: Mapping[str, Tensor], words: Mapping[str, Any] | None = None) -> None:
     """Writes tensors by name into one file, and beside them `words`: any value of JSON."""
     path = Path(path)
@@ -31,6 +33,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], words: Mapping[str, A
     write_tensors(path, tensors, {WORDS: text})
 
 
+@check_types
 def read(path: str | Path, *, verified: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a file by name, and the words beside them. With `verified` a file must have a checksum."""
     path = Path(path)
@@ -40,9 +43,10 @@ def read(path: str | Path, *, verified: bool = False) -> tuple[dict[str, Tensor]
     return content.tensors, _words(path, content.metadata)
 
 
-def read_words(path: Path) -> dict[str, Any]:
+@check_types
+def read_words(path: str | Path) -> dict[str, Any]:
     """The words beside the tensors of a file. The tensors are not read."""
-    return _words(path, read_header(path).metadata)
+    return _words(Path(path), read_header(Path(path)).metadata)
 
 
 def _words(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -55,6 +59,7 @@ def _words(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     return words
 
 
+@check_types
 def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> None:
     """Puts tensors into the parameters of these names; refuses unless every one is there and has its shape."""
     check_fit(model, tensors, source)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from regard import checks
+from regard.argument_types import check_types
 from regard.errors import LoadError, SpecError
 from regard.models.store import fit, read, write
 
@@ -332,8 +334,20 @@ def changed(recipe: Recipe, wanted: Mapping[str, Any]) -> Recipe:
     return replace(recipe, **given)
 
 
+@check_types
 def answers(logits: Tensor, target: Tensor, smoothing: float, ignore: int = -100) -> Outcome:
     """Cross-entropy of logits (..., classes) with the right classes (...), and how often the likeliest is right."""
+    checks.probability(smoothing, "smoothing")
+    checks.tensor(logits, "logits", dtype="floats")
+    checks.tensor(target, "target", dtype="integers")
+    if logits.dim() < 2 or logits.shape[:-1] != target.shape or not logits.shape[-1]:
+        raise SpecError(
+            f"logits must be (..., classes) and target (...); got {tuple(logits.shape)} and {tuple(target.shape)}."
+        )
+    classes = target[target != ignore]
+    if classes.numel() and not 0 <= int(classes.min()) <= int(classes.max()) < logits.shape[-1]:
+        got = f"{int(classes.min())} to {int(classes.max())}"
+        raise SpecError(f"target must hold classes from 0 to {logits.shape[-1] - 1}, or {ignore} for none; got {got}.")
     flat, right = logits.flatten(0, -2), target.flatten()
     counts = right != ignore
     of = int(counts.sum())

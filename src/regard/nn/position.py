@@ -206,7 +206,7 @@ class Rotary(Position):
         # a plain attribute: as a buffer it would follow the model into half precision
         self.speed = speed if scaling is None else scaling.speeds(speed, base)
         self.size = 1.0 if scaling is None else scaling.size()
-        self._table: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+        self._table: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(2, 0, width // 2))
 
     def turned(self, q: Tensor, k: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         checks.tensor(q, "q", shape=("batch", "heads", "n", "width"), dtype="floats")
