@@ -16,7 +16,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "regard"
 APART, TOGETHER = "none imports another", "may import each other"
 ORDER = (
     (APART, ("errors", "eager")),
-    (APART, ("checks", "files")),
+    (APART, ("checks",)),
+    (APART, ("files",)),
     (APART, ("argument_types",)),
     (APART, ("spec", "cost")),
     (APART, ("plan",)),

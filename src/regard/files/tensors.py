@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard import checks
 from regard.errors import LoadError, SpecError
 from regard.files.atomic import atomic_file
 from regard.files.header import DTYPES, LENGTH_BYTES, METADATA, TensorHeader, read_header
@@ -27,6 +28,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes tensors and metadata into a file, which changes when all of it is on the disk."""
     path = Path(path)
+    for name, value in tensors.items():
+        checks.tensor(value, f"the tensor {name!r} of {path}")
     # large numbers first, so that every tensor begins at a multiple of its item size
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     entries, end = {}, 0

@@ -76,4 +76,4 @@ class LanguageModel(nn.Module):
 
     def following(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Scores (batch, vocabulary) of the next token; see `regard.nn.Writer`."""
-        return self.logits(self.states(tokens, cache=cache)[:, -1])
+        return self.logits(self.states(inputs.token_rows(tokens, at_least=1), cache=cache)[:, -1])

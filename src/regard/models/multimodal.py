@@ -96,7 +96,7 @@ class Seen:
         return self.describer.embedding.logits(self._states(tokens, cache))
 
     def following(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        return self.describer.embedding.logits(self._states(tokens, cache)[:, -1])
+        return self.describer.embedding.logits(self._states(inputs.token_rows(tokens, at_least=1), cache)[:, -1])
 
     def _states(self, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
         describer = self.describer

@@ -85,9 +85,7 @@ class RecurrentTranslator(nn.Module):
 
 
 def _check_tokens(tokens: Tensor, name: str, embedding: nn.Embedding) -> None:
-    inputs.token_rows(tokens, name)
-    if not tokens.shape[1]:
-        raise SpecError(f"{name} must be (batch, n) with at least one token each; got shape {tuple(tokens.shape)}.")
+    inputs.token_rows(tokens, name, at_least=1)
     if torch.compiler.is_compiling() or not tokens.numel():
         return
     least, most = (int(end) for end in tokens.aminmax())

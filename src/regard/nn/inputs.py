@@ -66,11 +66,12 @@ def tokens(tokens: Any, name: str = "tokens") -> Tensor:
     return tokens  # type: ignore[no-any-return]  # a tensor by now
 
 
-def token_rows(rows: Any, name: str = "tokens") -> Tensor:
-    """Token numbers (batch, n); n may be 0, as on a rank that holds no part of a short text."""
+def token_rows(rows: Any, name: str = "tokens", *, at_least: int = 0) -> Tensor:
+    """Token numbers (batch, n); n may be 0, as on a rank that holds no part of a short text, unless `at_least` is 1."""
     tokens(rows, name)
-    if rows.dim() != 2:
-        raise SpecError(f"{name} must be (batch, n); got shape {tuple(rows.shape)}.")
+    if rows.dim() != 2 or rows.shape[1] < at_least:
+        least = f" with at least {at_least} token each" if at_least else ""
+        raise SpecError(f"{name} must be (batch, n){least}; got shape {tuple(rows.shape)}.")
     return rows  # type: ignore[no-any-return]  # a tensor by now
 
 
