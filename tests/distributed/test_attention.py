@@ -13,6 +13,8 @@ from tests.distributed.questions import ASKED, DIRECT, SHORT
 LAYOUTS = ("contiguous", "zigzag", "striped")
 # Sums of some twenty terms of size about 1 in another order, and merged: rounding stays under 40 units of 2e-16.
 EXACT = 1e-14
+# The gradient of a learned alpha is the difference of two much larger sums, so their rounding shows.
+OF_DIFFERENCE = 4e-14
 
 
 def questions(ranks: int, names: tuple[str, ...], dtypes: tuple[str, ...] = ("float64",)) -> list[str]:
@@ -52,8 +54,10 @@ def errors(found):
 def check_exact(ranks, names, torchrun=False):
     found = asked(ranks, names, ("float64",), torchrun)
     assert list(found) == questions(ranks, names)
-    worst = {what: max(error for error, _ in errors(rows)) for what, rows in found.items()}
-    assert {what: error for what, error in worst.items() if not error <= EXACT} == {}
+    for what, rows in found.items():
+        *plain, last = (error for error, _ in errors(rows))
+        assert max(plain) <= EXACT, (what, plain)
+        assert last <= (OF_DIFFERENCE if what.endswith("learned entmax") else EXACT), (what, last)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

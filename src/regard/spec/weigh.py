@@ -163,9 +163,8 @@ def _learned_entmax(alpha: Tensor) -> Weigh:
     if alpha.dim() > 1 or not alpha.is_floating_point():
         got = f"{alpha.dtype} of shape {tuple(alpha.shape)}"
         raise SpecError(f"alpha must be one number, or one a head, in floats; got {got}.")
-    alpha = fine(
-        alpha
-    )  # it is used twice, and the gradients of both uses cancel: they are added before they are rounded
+    # it is used twice, and the gradients of both uses cancel: they are added before they are rounded
+    alpha = fine(alpha)
     seen = alpha.detach()
     if alpha.device.type != "meta" and not bool(((seen > 1.0) & (seen <= 2.0)).all()):
         raise SpecError(
