@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import regard
 from regard.errors import SpecError
 from regard.spec.evaluate import DECIDES, FUNCTIONS, Evaluation, Positions
 from regard.spec.term import COMPARISONS, FALSE, TRUE, Term, apply, constant, lookup, variable, walk
@@ -240,3 +241,11 @@ def test_a_world_evaluates_as_numpy_would() -> None:
     table = where.tensors[0].numpy()
     expected = (j <= i + 2 * b) & (table[b, j] > 1)
     assert (where.values(term)[:, 0] == expected).all()
+
+
+@pytest.mark.parametrize("engine", ["tiled", "reference"])
+def test_a_whole_number_divided_by_zero_is_refused_in_a_sentence(engine):
+    x = torch.ones(4, 8)
+
+    with pytest.raises(SpecError, match="floordiv with a divisor that is 0 at some pair"):
+        regard.attention(x, x, x, mask=lambda b, h, i, j: j // i == 1, engine=engine)

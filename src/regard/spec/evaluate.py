@@ -182,7 +182,15 @@ class Evaluation:
         args: list[Any] = [self._known[state] for state in arguments]
         if term.op == "exact":
             return torch.as_tensor(args[0], dtype=self.precision, device=self.positions.device)
-        return applied(term.op, args, self.positions.device)
+        try:
+            return applied(term.op, args, self.positions.device)
+        except RuntimeError as error:
+            if "ZeroDivisionError" not in str(error):
+                raise
+            raise SpecError(
+                f"a formula must not divide a whole number by 0; got {term.op} with a divisor that is 0 at some pair. "
+                "Use torch.maximum(divisor, 1)."
+            ) from None
 
     def _look_up(self, term: Term) -> Tensor:
         tensor = self.tensors[slot_of(term)]
