@@ -71,7 +71,7 @@ check: setup  ## format, lint, types, import order, quick tests: under a minute
 	@$(PY) -m mypy
 	@HYPOTHESIS_PROFILE=quick $(PYTEST) $(QUICK)
 
-test: setup  ## every test not marked long: under 12 minutes on two cores
+test: setup  ## every test not marked long: under 20 minutes on two cores
 	@$(PYTEST) --durations 10
 
 test-long: setup  ## the tests marked long (lengths, memory), one after another: under 45 minutes

@@ -256,10 +256,8 @@ class Repeated:
         self.build, self.problem, self.dtype = build.number, bytes(problem), spec.dtype
         self.shape = (spec.batch, spec.heads, spec.n_q, spec.value_width)
         self.itemsize = spec.dtype.itemsize
-        self.layout: tuple[object, tuple[int, ...]] = (
-            None,
-            (),
-        )  # of the last call, and the bytes that its tensors need
+        # the layout of the last call, and the bytes that its tensors need
+        self.layout: tuple[object, tuple[int, ...]] = (None, ())
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         """The output, or None where the kernels cannot read these tensors as they are.
