@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.errors import SpecError
 from regard.spec.bounds import Regions
 from regard.spec.evaluate import Evaluation, Positions
 from regard.spec.term import SMOOTH, Kind, Term, apply, constant, lookup, variable
@@ -52,10 +53,10 @@ class World:
         return found.expand(self.lengths).numpy()
 
     def values_or_none(self, term: Term) -> np.ndarray | None:
-        """The same; None where torch refuses, of which `test_evaluate` has a test of its own."""
+        """The same; None where the term has no value (`test_evaluate` covers those errors)."""
         try:
             return self.values(term)
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError, SpecError):
             return None
 
 
