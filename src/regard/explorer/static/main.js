@@ -27,7 +27,8 @@ export function start(root, source) {
   refill(root, page.node);
   const ends = [keepTheme(root, store), followViews(context, page.main)];
   if (source.kind !== "widget") ends.push(followHash(context));
-  opened(context, linked).catch((error) => context.fail(error));
+  const { state, text, model } = linked;
+  opened(context, { linked: () => state, text, model }).catch((error) => context.fail(error));
   source.watch?.(context.connection, () => reopened(context));
   return () => ends.forEach((end) => end());
 }
@@ -59,6 +60,7 @@ function contextOf(root, source, store) {
     context.show(values, patch);
   };
   context.show = (world, patch = {}) => {
+    source.adopt?.(world.session);
     const state = { ...store.get(), world, ...patch };
     remember(context.history, shownOf(state));
     store.set({ world, epoch: state.epoch + 1, ...patch, ...fitting(state) });
@@ -75,14 +77,14 @@ function remember(history, shown) {
   if (history.size > REMEMBERED) history.delete(history.keys().next().value);
 }
 
-/** Asks what there is. A link whose text is not here runs it again. */
-async function opened(context, { state: linked, text, model }) {
+/** Asks what there is. A link whose text is not here runs it again. `linked` is the state of the link, made when used. */
+async function opened(context, { linked, text, model }) {
   const { values: world } = await context.asking.ask("state", {});
-  const wanted = linked.shown ?? context.store.get().shown;
+  const wanted = linked().shown ?? context.store.get().shown;
   const found = meant(world, wanted, text, model);
-  if (found) return context.show(world, { ...linked, shown: found.id });
+  if (found) return context.show(world, { ...linked(), shown: found.id });
   const first = world.shown.length ? { shown: world.shown[0].id } : {};
-  if (!text || context.source.kind !== "server") return context.show(world, { ...linked, ...first });
+  if (!text || context.source.kind !== "server") return context.show(world, { ...linked(), ...first });
   try {
     return await run(context, text, model ?? "language", linked);
   } catch (error) {
@@ -98,13 +100,15 @@ function meant(world, id, text, model) {
   return all.find(isMeant) ?? null;
 }
 
-/** After the server was started again: the same text, with what was chosen in it. */
+/** After the server was started again: the same text, with the choices made by the time it is shown. */
 function reopened(context) {
-  const state = context.store.get();
-  const { text, model } = shownOf(state) ?? {};
-  const { world, epoch, shown, other, hover, ...linked } = state;
+  const { text, model } = shownOf(context.store.get()) ?? {};
+  const linked = () => {
+    const { world, epoch, shown, other, hover, ...chosen } = context.store.get();
+    return { ...chosen, shown: 0, other: null };
+  };
   context.history.clear(); // its numbers mean other texts now
-  opened(context, { state: { ...linked, shown: 0, other: null }, text, model }).catch((error) => context.fail(error));
+  opened(context, { linked, text, model }).catch((error) => context.fail(error));
 }
 
 /** Opens the view of the state, and closes the one before. */
@@ -203,6 +207,6 @@ async function restored(context, { state: linked, text, model }) {
   }
   const { values: world } = await context.ask("state", {});
   const found = isMeant(world);
-  if (!found && known && source.kind === "server") await run(context, known.text, known.model ?? "language", linked);
+  if (!found && known && source.kind === "server") await run(context, known.text, known.model ?? "language", () => linked);
   else context.show(world, { ...linked, shown: found?.id ?? now.shown });
 }

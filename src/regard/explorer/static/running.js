@@ -14,9 +14,9 @@ const BEGINNING = {
 
 /**
  * Lets a model read a text and shows it. A text that it has read already is shown at once.
- * @param {Object} [patch] what else is chosen
+ * @param {() => Object} [patch] what else is chosen, made when the text is shown
  */
-export async function run(context, text, model, patch = {}) {
+export async function run(context, text, model, patch = () => ({})) {
   const isRead = (each) => each.text === text && each.model === model && !each.generated;
   if (context.store.get().world?.shown.some(isRead)) {
     const { values: world } = await context.ask("state", {}); // the server may have dropped it since
@@ -24,7 +24,7 @@ export async function run(context, text, model, patch = {}) {
     if (known) {
       context.runs += 1; // a text that is still being read is no longer meant
       context.status("");
-      context.show(world, { ...BEGINNING, ...patch, shown: known.id });
+      context.show(world, { ...BEGINNING, ...patch(), shown: known.id });
       context.answered(true);
       return;
     }
@@ -40,7 +40,7 @@ async function readNew(context, text, model, patch) {
   try {
     const { values } = await context.asking.slowly("run", { text, model }, tell);
     if (mine !== context.runs) return; // somebody has asked for another text since
-    await context.refresh({ ...BEGINNING, ...patch, shown: values.id });
+    await context.refresh({ ...BEGINNING, ...patch(), shown: values.id });
   } finally {
     if (mine === context.runs) context.status("");
   }

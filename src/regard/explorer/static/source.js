@@ -16,16 +16,20 @@ const ATTEMPTS = 4; // of one question
 const OUT_OF_DATE =
   "The explorer was started again, and this page’s address is out of date. Open the address that regard look printed.";
 
+const REOPENING = new Set(["state", "run", "progress"]); // requests that refer to no text by its number
+
 /**
  * Questions by HTTP to the server at an address. A server that is lost is searched for, and asked again when it is back.
  *
  * `watch` sets two listeners: of the connection's status, and of a restart. After a restart the numbers of texts are
- * about other ones, so that questions from before are abandoned.
+ * about other ones, so that requests from before are abandoned, until the page shows texts of the new server and calls
+ * `adopt` with its session.
  */
 export function httpSource(base) {
   let restarted = () => {};
   let status = () => {};
-  let session = null; // of the server whose numbers the page has
+  let session = null; // of the server whose texts the page shows
+  let isStale = false; // whether the page still shows texts of the server before the restart
   const link = new Reconnection(base, (now) => status(now));
   const send = async (name, params, signal) => {
     const answer = await fetch(new URL(`ask/${name}`, base), {
@@ -38,19 +42,23 @@ export function httpSource(base) {
   };
   let starts = 0; // of the server that the page knows of
   const ask = async (name, params, signal) => {
+    if (isStale && !REOPENING.has(name)) throw abandoned();
     const { answer, body } = await sent(name, params, signal);
     if (answer.status === 409) {
-      if (session) {
+      if (!isStale) {
         session = null;
+        isStale = true;
         starts += 1;
         restarted();
       }
       throw abandoned();
     }
     if (!answer.ok) throw new Error(reason(answer, body));
-    const unpacked = unpack(body);
-    if (name === "state") session = unpacked.values.session ?? null;
-    return unpacked;
+    return unpack(body);
+  };
+  const adopt = (current) => {
+    session = current ?? null;
+    isStale = false;
   };
   /** The answer, from a server that may have been lost meanwhile. */
   const sent = async (name, params, signal) => {
@@ -72,7 +80,7 @@ export function httpSource(base) {
     status = onStatus;
     restarted = onRestart;
   };
-  return { kind: "server", ask, watch };
+  return { kind: "server", ask, watch, adopt };
 }
 
 function abandoned() {
