@@ -74,7 +74,7 @@ check: setup  ## format, lint, types, import order, quick tests: under a minute
 test: setup  ## every test not marked long: under 20 minutes on two cores
 	@$(PYTEST) --durations 10
 
-test-long: setup  ## the tests marked long (lengths, memory), one after another: under 45 minutes
+test-long: setup  ## the tests marked long (lengths, memory), one after another: under 40 minutes
 	@$(PY) -m pytest -m long --durations 10
 
 test-exhaustive: setup  ## the whole sweeps, of which test-long runs samples: random calls, wrong calls, architectures
