@@ -1,4 +1,4 @@
-# Everything a developer runs. `make` alone lists the targets; each one prepares .venv first if it has to.
+# Everything a developer runs. `make` alone lists the targets; each one prepares .venv first if needed.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -10,28 +10,27 @@ LOG    := $(VENV)/setup.log
 DIST   := dist
 TORCH  := $(shell sed -n '/^torch==/p' constraints.txt)
 
-# Build environments are made by pip as well, and read only the environment variables; newer versions of pip
-# read the second one there.
+# pip also creates build environments, which read only the environment variables; newer versions of pip read the second.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PIP_INSTALL := $(PY) -m pip install --quiet -c constraints.txt
 
-# One thread a worker: two workers with two threads each would fight for two cores.
+# One thread per worker: two workers with two threads each would compete for two cores.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
-# The core's own tests and, under build/, the core once more with sanitizers.
-CORE_TESTS := $(MAKE) --no-print-directory -j 2 -C native/tests PYTHON=$(CURDIR)/$(PY)
+# The tests of the core and, under build/, the core built with sanitizers.
+CORE_TESTS := $(MAKE) --no-print-directory -j 2 -C csrc/tests PYTHON=$(CURDIR)/$(PY)
 ADDRESS    := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1
 THREAD     := -fsanitize=thread -g1
 
-# The parts that are tested in moments: no engine runs in them.
+# Parts whose tests take seconds: no backend runs in them.
 QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_repository.py \
-           tests/test_cost.py tests/spec tests/plan)
+           tests/test_cost.py tests/expr tests/call tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup look first-look check test test-long test-exhaustive test-everywhere sanitize bench bench-quick mutants data wheel format clean
+.PHONY: help setup explore first-look check test test-long test-exhaustive test-everywhere sanitize bench bench-quick mutants data wheel format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -52,17 +51,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@sed 's/^/setup: the compiled core was NOT built; /' src/regard/core_not_built.txt 2>/dev/null || true
 	@echo "setup: done, the log is $(LOG)"
 
-# The compiled core, again when its sources change; where it cannot be built, the reason is printed.
-$(CORE): $(STAMP) setup.py $(wildcard native/*.cpp native/*.h)
+# Rebuild the core when its sources change; print the reason if it cannot be built.
+$(CORE): $(STAMP) setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*.h csrc/*/*.h)
 	@echo "setup: building the compiled core (half a minute)"
 	@$(PIP_INSTALL) --no-deps -e . >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
 	@sed 's/^/setup: the compiled core was NOT built; /' src/regard/core_not_built.txt 2>/dev/null || true
 	@touch $@
 
-look: setup  ## the explorer: a page in your browser, on this machine alone; Ctrl-C ends it
-	@$(VENV)/bin/regard look
+explore: setup  ## open the explorer in your browser, served on this machine only; stop with Ctrl-C
+	@$(VENV)/bin/regard explore
 
-first-look: setup  ## the library at work in a terminal: under ten seconds
+first-look: setup  ## show the library in a terminal: under ten seconds
 	@$(PY) examples/first_look.py
 
 check: setup  ## format, lint, types, import order, quick tests: under a minute
@@ -77,52 +76,51 @@ test: setup  ## every test not marked long: under 20 minutes on two cores
 test-long: setup  ## the tests marked long (lengths, memory), one after another: under 40 minutes
 	@$(PY) -m pytest -m long --durations 10
 
-test-exhaustive: setup  ## the whole sweeps, of which test-long runs samples: random calls, wrong calls, architectures
+test-exhaustive: setup  ## the whole sweeps, of which test-long runs a sample: random calls, wrong calls, architectures
 	@$(PYTEST) -m exhaustive --durations 10
 
-# A package without the compiled core, for a Python that looks there first. Threads that have nothing to do sleep: there
-# are more of them than cores.
+# A copy of the package without the compiled core comes first on the path. Idle threads sleep, since there are more threads
+# than cores.
 test-everywhere: setup  ## all tests again: with 2 and 4 threads, and without the compiled core: under 45 minutes
 	@rm -rf build/without && mkdir -p build/without && cp -R src/regard build/without && rm -f build/without/regard/_core*
 	@PYTHONPATH=$(CURDIR)/build/without $(PYTEST)
 	@for threads in 2 4; do OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$$threads $(PY) -m pytest -n 2 --dist loadfile || exit 1; done
 
-# AddressSanitizer must be in the process before what it watches, and the C++ library right behind it, or else an
-# exception ends Python. What Python and torch never free is theirs. It takes memory itself, so the laws of memory stay
-# out.
-sanitize: setup  ## the compiled core under sanitizers for memory, undefined behaviour and threads: under 12 minutes
+# AddressSanitizer must be loaded before the core, and the C++ library right after it, or an exception ends Python. Leaks of
+# Python and torch are ignored. The sanitizer needs memory itself, so the memory laws are left out.
+sanitize: setup  ## run the core under sanitizers for memory, undefined behavior and threads: under 12 minutes
 	@$(CORE_TESTS) BUILD=$(CURDIR)/build/thread SANITIZE='$(THREAD)' run-threads
-	@$(CORE_TESTS) BUILD=$(CURDIR)/build/address SANITIZE='$(ADDRESS)' run site
+	@$(CORE_TESTS) BUILD=$(CURDIR)/build/address SANITIZE='$(ADDRESS)' run package
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(CURDIR)/build/address/site \
-	  $(PYTEST) --dist load -r fE -k 'odd_sizes or zero_lengths or native or decode or halves or additive or parts or leveled or receive' \
-	  tests/engine/odd_sizes.py tests/engine/test_zero_lengths.py tests/engine/test_decode.py tests/engine/test_halves.py tests/engine/test_additive.py tests/engine/test_parts.py tests/engine/test_leveled.py tests/engine/test_balance.py tests/laws --ignore tests/laws/test_memory.py
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(CURDIR)/build/address/package \
+	  $(PYTEST) --dist load -r fE -k 'odd_sizes or zero_lengths or native or decode or half_precision or additive or weight_tiles or thresholded or column_sums' \
+	  tests/backends/odd_sizes.py tests/backends/test_zero_lengths.py tests/backends/test_decode.py tests/backends/test_half_precision.py tests/backends/test_additive.py tests/backends/shared/test_weight_tiles.py tests/backends/test_thresholded.py tests/backends/shared/test_sinkhorn.py tests/laws --ignore tests/laws/test_memory.py
 
-bench: setup $(PEERS)  ## measure side by side with others, and write the results: under 40 minutes
+bench: setup $(PEERS)  ## compare with other libraries and write the results: under 40 minutes
 	@$(PY) -m benchmarks.run
 
-# What is only compared with stays out of the environment of the tests until then.
+# Libraries for comparison are installed only for benchmarks.
 $(PEERS): $(STAMP)
 	@echo "bench: installing the libraries to compare with (a minute)"
 	@$(PIP_INSTALL) -e '.[bench]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
 	@touch $@ $(CORE)
 
-bench-quick: setup  ## the same at small sizes, with the libraries that are installed: under 2 minutes
+bench-quick: setup  ## the same at small sizes, with the installed libraries: under 2 minutes
 	@$(PY) -m benchmarks.run --quick
 
-mutants: setup  ## break the code on purpose, one break at a time: each must fail its law
+mutants: setup  ## apply each mutant of tools/mutants to a copy of the code: its tests must fail
 	@$(PY) tools/mutants.py
 
-data:  ## fetch the small public data that models are trained on, into data/
-	@$(PYTHON) tools/data.py
+data:  ## download the small public data sets for training, into data/
+	@$(PYTHON) tools/fetch_data.py
 
-wheel: setup  ## build the wheel, from a source archive so that nothing stale gets in
+wheel: setup  ## build the wheel from a source archive, so that no stale file gets in
 	@$(PY) -m build --outdir $(DIST) .
 
-format: setup  ## put all Python code into the house format, imports sorted
+format: setup  ## format all Python code and sort imports
 	@$(PY) -m ruff check --select I --fix --quiet .
 	@$(PY) -m ruff format --quiet .
 
-clean:  ## remove what building and testing left behind, but not .venv
+clean:  ## remove build and test artifacts, but not .venv
 	@rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
-"""The compiled core, which is optional: without a C++ compiler that builds it everything else installs and works.
+"""Build of the compiled core, which is optional: without a C++ compiler everything else installs and works.
 
-A build that fails prints the compiler's first error, and leaves it in the package for `regard.explain`.
+A failed build prints the first error of the compiler and stores it in the package for `regard.explain`.
 """
 
 import os
@@ -15,50 +15,50 @@ from typing import IO
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path("native")
-REASON = "core_not_built.txt"  # in the package; regard.engine.native reads it
+CSRC = Path("csrc")
+BUILD_ERROR_FILE = "core_not_built.txt"  # in the package; regard.backends.native.backend reads it
 
 
 class BuildCore(build_ext):
-    """Builds the core, and records why where that fails."""
+    """Build the core, or record why the build failed."""
 
     first_error = ""
 
     def run(self) -> None:
         super().run()
         (core,) = self.extensions
-        places = [Path(self.build_lib, "regard")]
+        folders = [Path(self.build_lib, "regard")]
         if self.inplace:
-            places.append(Path(self.get_finalized_command("build_py").get_package_dir("regard")))
+            folders.append(Path(self.get_finalized_command("build_py").get_package_dir("regard")))
         is_built = Path(self.build_lib, self.get_ext_filename(core.name)).exists()
-        for place in places:
-            (place / REASON).unlink(missing_ok=True)
+        for folder in folders:
+            (folder / BUILD_ERROR_FILE).unlink(missing_ok=True)
         if is_built:
             return
         reason = f"the build failed with: {self.first_error or 'an unknown error'}"
-        for place in places:
-            for outdated in place.glob("_core*.so"):  # built from other sources
+        for folder in folders:
+            for outdated in folder.glob("_core*.so"):  # built from other sources
                 outdated.unlink()
-            place.mkdir(parents=True, exist_ok=True)
-            (place / REASON).write_text(reason + "\n", encoding="utf8")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / BUILD_ERROR_FILE).write_text(reason + "\n", encoding="utf8")
         sys.stderr.write(
             f"regard: the compiled core was NOT built; {reason}\n"
-            "regard: everything works without it, but slower. GCC builds it: set CC and CXX, and install again.\n"
+            "regard: everything works without it, but slower. To build it with GCC, set CC and CXX and install again.\n"
         )
 
     def build_extension(self, ext: Extension) -> None:
-        with tempfile.TemporaryFile("w+", encoding="utf8", errors="replace") as printed:
+        with tempfile.TemporaryFile("w+", encoding="utf8", errors="replace") as output:
             try:
-                with errors_into(printed):
+                with redirect_stderr(output):
                     super().build_extension(ext)
             except Exception as error:
-                self.first_error = first_error(printed, error)
+                self.first_error = first_compiler_error(output, error)
                 raise
 
 
 @contextmanager
-def errors_into(file: IO[str]) -> Iterator[None]:
-    """Send what this process and the compiler print as errors into a file, and to the terminal at the end."""
+def redirect_stderr(file: IO[str]) -> Iterator[None]:
+    """Redirect the standard error of this process and the compiler to a file; print it to the terminal at the end."""
     sys.stderr.flush()
     terminal = os.dup(2)
     os.dup2(file.fileno(), 2)
@@ -72,10 +72,10 @@ def errors_into(file: IO[str]) -> Iterator[None]:
         sys.stderr.write(file.read())
 
 
-def first_error(printed: IO[str], error: BaseException | None) -> str:
-    """The first error that a compiler printed, or why it could not print one."""
-    printed.seek(0)
-    lines = [line.strip() for line in printed if "error" in line.lower()]
+def first_compiler_error(compiler_output: IO[str], error: BaseException | None) -> str:
+    """Return the first error that the compiler printed, or why it printed none."""
+    compiler_output.seek(0)
+    lines = [line.strip() for line in compiler_output if "error" in line.lower()]
     if lines:
         return lines[0]
     text = str(error)
@@ -92,14 +92,14 @@ setup(
     ext_modules=[
         Extension(
             "regard._core",
-            sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),
-            depends=sorted(str(path) for path in NATIVE.glob("*.h")),
-            include_dirs=[str(NATIVE)],
+            sources=sorted(str(path) for pattern in ("*.cpp", "isa/*.cpp") for path in CSRC.glob(pattern)),
+            depends=sorted(str(path) for pattern in ("*.h", "kernels/*.h", "simd/*.h") for path in CSRC.glob(pattern)),
+            include_dirs=[str(CSRC)],
             language="c++",
             extra_compile_args=[
                 "-std=c++17",
                 "-O3",
-                "-ffp-contract=off",  # what decides must be the same number here and in torch
+                "-ffp-contract=off",  # comparisons must use the same numbers as in torch
                 "-fno-math-errno",
                 "-fvisibility=hidden",
                 "-Wno-psabi",

@@ -1,4 +1,4 @@
-"""What a run says: its rows, the tables that are printed, and what is wrong with them."""
+"""The results of a benchmark run: rows, tables, and failed checks."""
 
 import math
 import statistics
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from benchmarks.memory import largest_allowed
-from benchmarks.models import RUNS
-from benchmarks.questions import Case
-from benchmarks.rounds import Rounds, Timing
+from benchmarks.baselines.models import MODEL_RUNS
+from benchmarks.cases import BenchmarkCase
+from benchmarks.harness.memory import max_extra_memory
+from benchmarks.harness.timing import RoundTimes, Timing
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What the machine itself did a second, beside the rounds."""
+    """A rate of the machine per second, measured once per round."""
 
     best: float
     median: float
 
     @classmethod
-    def of(cls, *rounds: Rounds, name: str) -> "Rate | None":
-        found = [rate for some in rounds for rate in some.rates.get(name, [])]
-        return cls(max(found), statistics.median(found)) if found else None
+    def from_rounds(cls, *rounds: RoundTimes, name: str) -> "Rate | None":
+        rates = [rate for times in rounds for rate in times.rates.get(name, [])]
+        return cls(max(rates), statistics.median(rates)) if rates else None
 
     @property
     def load(self) -> float:
@@ -31,124 +31,130 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Row:
-    case: Case
-    threads: int
+class CaseResult:
+    case: BenchmarkCase
+    num_threads: int
     forward: Timing
     backward: Timing | None  # None without gradients
-    others: dict[str, Timing]  # forward only
-    left_out: dict[str, str]  # libraries that cannot answer, and why
-    failed: dict[str, str]
-    burst: Rate | None  # floating point operations in multiply-adds; None without a C++ compiler
-    reading: Rate | None  # bytes of keys and values added up by torch; None where there are as many queries
-    peer_memory: int
-    our_memory: int
+    libraries: dict[str, Timing]  # forward only
+    unsupported: dict[str, str]  # libraries that do not support the case, and why
+    failures: dict[str, str]
+    peak_flops: Rate | None  # FLOP/s of multiply-adds; None without a C++ compiler
+    read_bandwidth: Rate | None  # bytes per second of torch summing k and v; None for as many queries as keys
+    baseline_memory: int
+    regard_memory: int
 
     @property
-    def both(self) -> Timing | None:
-        return self.backward and self.forward.and_then(self.backward)
+    def forward_backward(self) -> Timing | None:
+        return self.backward and self.forward.plus(self.backward)
 
     @property
-    def peak_share(self) -> float | None:
-        """How much of the burst's best rate the two products of the forward pass reach, where every pair counts."""
-        if self.burst is None or not self.case.ours.endswith("full"):
+    def fraction_of_peak(self) -> float | None:
+        """FLOP/s of the two matrix products of the forward pass over the peak; None for calls with a mask."""
+        if self.peak_flops is None or not self.case.call_name.endswith("full"):
             return None
-        batch, heads, _, width = self.case.shape
-        return 4 * batch * heads * self.case.pairs * width / self.forward.ours / self.burst.best
+        batch, heads, _, head_dim = self.case.shape
+        return 4 * batch * heads * self.case.pairs * head_dim / self.forward.regard / self.peak_flops.best
 
     @property
-    def read_rate(self) -> float | None:
-        """Bytes of keys and values a second, as if each was read once."""
-        if self.reading is None:
+    def kv_bytes_per_second(self) -> float | None:
+        """Bytes of keys and values per second, each counted once."""
+        if self.read_bandwidth is None:
             return None
-        return 2 * math.prod(self.case.key_shape) * 4 / self.forward.ours
+        return 2 * math.prod(self.case.key_shape) * 4 / self.forward.regard
 
     @property
-    def read_share(self) -> float | None:
-        return self.read_rate / self.reading.best if self.read_rate and self.reading else None
+    def fraction_of_bandwidth(self) -> float | None:
+        return (
+            self.kv_bytes_per_second / self.read_bandwidth.best
+            if self.kv_bytes_per_second and self.read_bandwidth
+            else None
+        )
 
 
-def _table(title: str, *columns: str) -> Table:
+def _new_table(title: str, *columns: str) -> Table:
     result = Table(title=title, title_justify="left")
     for column in columns:
-        result.add_column(column, justify="left" if column in ("case", "peer") else "right")
+        result.add_column(column, justify="left" if column in ("case", "baseline") else "right")
     return result
 
 
-def main_table(rows: list[Row]) -> Table:
-    result = _table(
-        "peer's time / regard's: best (median); extra memory of both passes; share of the peak, forward",
-        *("case", "peer", "threads", "forward", "backward", "forward + backward"),
-        *("peer memory", "our memory", "of peak", "load"),
+def main_table(rows: list[CaseResult]) -> Table:
+    result = _new_table(
+        "baseline time / regard time: best (median); extra memory of both passes; fraction of the peak, forward",
+        *("case", "baseline", "threads", "forward", "backward", "forward + backward"),
+        *("baseline memory", "regard memory", "of peak", "load"),
     )
     for row in rows:
         result.add_row(
-            *(row.case.name, row.case.peer, str(row.threads)),
-            *(_ratio(timing) for timing in (row.forward, row.backward, row.both)),
-            *(f"{m / 2**20:.1f} MiB" for m in (row.peer_memory, row.our_memory)),
-            "" if row.peak_share is None else f"{row.peak_share:.2f}",
-            "" if row.burst is None else f"{row.burst.load:.2f}",
+            *(row.case.name, row.case.baseline, str(row.num_threads)),
+            *(_format_ratio(timing) for timing in (row.forward, row.backward, row.forward_backward)),
+            *(f"{m / 2**20:.1f} MiB" for m in (row.baseline_memory, row.regard_memory)),
+            "" if row.fraction_of_peak is None else f"{row.fraction_of_peak:.2f}",
+            "" if row.peak_flops is None else f"{row.peak_flops.load:.2f}",
         )
     return result
 
 
-def _ratio(timing: Timing | None) -> str:
+def _format_ratio(timing: Timing | None) -> str:
     return "" if timing is None else f"{timing.ratio:.2f} ({timing.ratio_median:.2f})"
 
 
-def times_table(rows: list[Row]) -> Table:
-    """Rows without gradients: where not only the ratio matters."""
-    result = _table(
-        "seconds of one call without gradients, best; keys and values read in a second, and by torch's sum beside it",
-        *("case", "peer", "threads", "peer's time", "regard's time", "read", "sum reads", "share"),
+def times_table(rows: list[CaseResult]) -> Table:
+    """Return a table of the absolute times of cases without a backward pass."""
+    result = _new_table(
+        "best time of one call without gradients; keys and values read per second, also by torch.sum",
+        *("case", "baseline", "threads", "baseline time", "regard time", "read", "sum reads", "fraction"),
     )
     for row in (row for row in rows if row.backward is None):
-        rates = row.read_rate, row.reading.best if row.reading else None
+        rates = row.kv_bytes_per_second, row.read_bandwidth.best if row.read_bandwidth else None
         result.add_row(
-            *(row.case.name, row.case.peer, str(row.threads)),
-            *(_seconds(time) for time in (row.forward.peer, row.forward.ours)),
+            *(row.case.name, row.case.baseline, str(row.num_threads)),
+            *(_format_time(time) for time in (row.forward.baseline, row.forward.regard)),
             *("" if rate is None else f"{rate / 1e9:.1f} GB/s" for rate in rates),
-            "" if row.read_share is None else f"{row.read_share:.2f}",
+            "" if row.fraction_of_bandwidth is None else f"{row.fraction_of_bandwidth:.2f}",
         )
     return result
 
 
-def _seconds(time: float) -> str:
+def _format_time(time: float) -> str:
     if time < 1e-3:
         return f"{time * 1e6:.1f} µs"
     return f"{time * 1e3:.1f} ms" if time < 1 else f"{time:.2f} s"
 
 
-def others_table(rows: list[Row]) -> Table:
-    asked = [row for row in rows if row.others or row.left_out or row.failed]
-    libraries = list(dict.fromkeys(name for row in asked for name in (*row.others, *row.left_out, *row.failed)))
-    result = _table("library's time / regard's, forward, best (median)", "case", "threads", *libraries)
-    for row in asked:
-        cells = [_ratio(row.others[name]) if name in row.others else "-" for name in libraries]
-        result.add_row(row.case.name, str(row.threads), *cells)
+def libraries_table(rows: list[CaseResult]) -> Table:
+    compared = [row for row in rows if row.libraries or row.unsupported or row.failures]
+    libraries = list(
+        dict.fromkeys(name for row in compared for name in (*row.libraries, *row.unsupported, *row.failures))
+    )
+    result = _new_table("time of the library / time of regard, forward, best (median)", "case", "threads", *libraries)
+    for row in compared:
+        cells = [_format_ratio(row.libraries[name]) if name in row.libraries else "-" for name in libraries]
+        result.add_row(row.case.name, str(row.num_threads), *cells)
     return result
 
 
-def left_out(rows: list[Row]) -> list[str]:
-    """One line for each library and reason."""
-    found: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+def unsupported_lines(rows: list[CaseResult]) -> list[str]:
+    """Return one line for each library and reason."""
+    cases_by_reason: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     for row in rows:
-        for library, reason in row.left_out.items():
-            found[library, reason][row.case.name] = None
-    return [f"{library} left out, {reason}: {'; '.join(cases)}" for (library, reason), cases in found.items()]
+        for library, reason in row.unsupported.items():
+            cases_by_reason[library, reason][row.case.name] = None
+    return [f"{library} skipped, {reason}: {'; '.join(cases)}" for (library, reason), cases in cases_by_reason.items()]
 
 
-def complaints(rows: list[Row]) -> list[str]:
-    """Why a run has failed: a library broke or was wrong, or regard kept a number for each pair.
+def failed_checks(rows: list[CaseResult]) -> list[str]:
+    """Return why a run failed: a library raised an error or was wrong, or regard stored a number for each pair.
 
-    A model keeps much that is not attention's, so that its memory says nothing of pairs.
+    The memory of models is not checked, since they store other tensors than those of attention.
     """
-    found = [f"{library}: {row.case.name}: {failure}" for row in rows for library, failure in row.failed.items()]
-    for row in (row for row in rows if row.case.ours not in RUNS):
-        allowed = largest_allowed(row.case)
-        if row.our_memory >= allowed:
-            found.append(
-                f"regard took {row.our_memory:,} bytes beyond its tensors for '{row.case.name}'; "
-                f"they must be fewer than {allowed:,}"
+    messages = [f"{library}: {row.case.name}: {failure}" for row in rows for library, failure in row.failures.items()]
+    for row in (row for row in rows if row.case.call_name not in MODEL_RUNS):
+        allowed = max_extra_memory(row.case)
+        if row.regard_memory >= allowed:
+            messages.append(
+                f"regard must take less than {allowed:,} bytes beyond its tensors for '{row.case.name}'; "
+                f"got {row.regard_memory:,}"
             )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(messages))

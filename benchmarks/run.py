@@ -1,14 +1,14 @@
-"""Side by side with what people use: interleaved repetitions, ratios of times, peak extra memory.
+"""Compare regard with other implementations: interleaved rounds, ratios of times, peak extra memory.
 
     make bench          all cases, written to benchmarks/results/
     make bench-quick    small sizes, nothing written
 
-A ratio is the peer's time over regard's: above 1 regard is faster. Everybody's answer is first compared with the engine
-that defines correct. Then peer and regard take turns, so that a busy machine slows both, and beside each round runs a
-burst of multiply-adds: how much it varies tells how loaded the machine was, and its best is the processor's peak. Where
-few queries meet many keys, torch adds up the same keys and values beside each round: how fast the machine reads. Other
-libraries take their turns in processes of their own, with the first number of threads alone. Memory is measured in a
-process of its own, as the growth of its peak beyond inputs, output and gradients.
+A ratio is the time of the baseline over the time of regard: above 1 regard is faster. Every output is first compared
+with the reference backend. Then baseline and regard alternate, so that other load on the machine slows both. Each round
+also measures a burst of multiply-adds: its best rate is the peak of the processor, its variation shows the load. For
+few queries over many keys, each round also measures how fast torch sums the keys and values. Other libraries run in
+separate processes, only with the first number of threads. Memory is measured in a separate process, as the growth of
+the peak beyond inputs, output and gradients.
 """
 
 import argparse
@@ -25,31 +25,33 @@ from rich.console import Console
 from rich.progress import Progress
 
 import regard
-from benchmarks import compiled, growth, growth_picture, picture
-from benchmarks.lengths import Growth, growth_complaints, growth_table, growths
-from benchmarks.measuring import Measuring
-from benchmarks.peers import LIBRARIES
-from benchmarks.questions import CASES, OTHER_MECHANISMS, QUICK, TWINS, Case
-from benchmarks.report import Row, complaints, left_out, main_table, others_table, times_table
-from benchmarks.rounds import Patience
+from benchmarks import plot_results
+from benchmarks.baselines.libraries import LIBRARY_BASELINES
+from benchmarks.cases import BENCHMARK_CASES, HANDWRITTEN, MECHANISM_CASES, QUICK_CASES, BenchmarkCase
+from benchmarks.harness import handwritten_kernels
+from benchmarks.harness.case_runner import CaseRunner
+from benchmarks.harness.timing import RoundLimits
+from benchmarks.report import CaseResult, failed_checks, libraries_table, main_table, times_table, unsupported_lines
+from benchmarks.studies import scaling, scaling_plot
+from benchmarks.studies.length_doubling import LengthDoubling, doubling_failures, doubling_table, measure_doublings
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
     *("torch", "onnxruntime", "openvino", "jax", "keras"),
     *("entmax", "POT", "performer-pytorch", "transformers"),
 )
-DERIVED = ("peak_share", "read_rate", "read_share")  # what is written although it follows from the rest
-NO_TIME_TO_COMPILE = "flex_attention"  # each variant takes it ten seconds and more
+DERIVED_FIELDS = ("fraction_of_peak", "kv_bytes_per_second", "fraction_of_bandwidth")
+SLOW_TO_COMPILE = "flex_attention"  # ten seconds or more for each variant
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def machine() -> dict[str, str | int]:
+def machine_info() -> dict[str, str | int]:
     model = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -61,23 +63,25 @@ def machine() -> dict[str, str | int]:
         "processor": model,
         "cores": os.cpu_count() or 0,
         "python": platform.python_version(),
-        **{name: found for name in PACKAGES if (found := installed(name))},
+        **{name: number for name in PACKAGES if (number := installed_version(name))},
         "regard": str(regard.explain((1, 8), (1, 8), (1, 8)).variant or "without compiled core"),
     }
 
 
-def write(name: str, rows: list[Row], found: list[Growth], patience: Patience) -> None:
+def write_results(name: str, rows: list[CaseResult], doublings: list[LengthDoubling], limits: RoundLimits) -> None:
     RESULTS.mkdir(exist_ok=True)
     data = {
-        "machine": machine(),
-        "patience": asdict(patience),
-        **({"lengths": [asdict(one) | {"ratio": one.ratio} for one in found]} if found else {}),
-        "rows": [asdict(row) | {name: getattr(row, name) for name in DERIVED} for row in rows],
+        "machine": machine_info(),
+        "round_limits": asdict(limits),
+        **(
+            {"doublings": [asdict(doubling) | {"ratio": doubling.ratio} for doubling in doublings]} if doublings else {}
+        ),
+        "rows": [asdict(row) | {name: getattr(row, name) for name in DERIVED_FIELDS} for row in rows],
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
 
 
-CROSSINGS = (  # slow where sequences are long, and fast there
+CROSSOVER_PAIRS = (  # the slower and the faster mechanism for long sequences
     ("causal", "linear attention"),
     ("linear attention with every weight", "linear attention"),
     ("performer-pytorch", "FAVOR+ (Performer)"),
@@ -86,74 +90,80 @@ CROSSINGS = (  # slow where sequences are long, and fast there
 )
 
 
-def measure_growth(console: Console) -> None:
-    """Curves of every mechanism, and the lengths from which one overtakes another."""
-    points = growth.points()
-    crossings = {f"{fast} before {slow}": growth.crossing(points, slow, fast) for slow, fast in CROSSINGS}
-    data = {"machine": machine(), "crossings": crossings, "points": [asdict(point) for point in points]}
-    (RESULTS / "growth.json").write_text(json.dumps(data, indent=1) + "\n")
-    growth_picture.draw(RESULTS / "growth.json", RESULTS / "growth.png")
-    for name, n in crossings.items():
+def measure_scaling(console: Console) -> None:
+    """Measure time and memory of every mechanism by length, and the lengths where one becomes faster than another."""
+    points = scaling.measure_in_subprocess()
+    crossovers = {f"{fast} before {slow}": scaling.crossover(points, slow, fast) for slow, fast in CROSSOVER_PAIRS}
+    data = {"machine": machine_info(), "crossovers": crossovers, "points": [asdict(point) for point in points]}
+    (RESULTS / "scaling.json").write_text(json.dumps(data, indent=1) + "\n")
+    scaling_plot.plot_scaling(RESULTS / "scaling.json", RESULTS / "scaling.png")
+    for name, n in crossovers.items():
         console.print(f"{name}: {'nowhere' if n is None else f'from n {n}'}", markup=False)
-    console.print("written to benchmarks/results/: growth.json, growth.png")
+    console.print("written to benchmarks/results/: scaling.json, scaling.png")
 
 
 @dataclass(frozen=True)
-class Run:
-    """Cases that are measured together, and the file that takes them; None where nothing is written."""
+class BenchmarkRun:
+    """Cases that are measured together, and the name of the results file; None writes nothing."""
 
-    cases: list[Case]
-    threads: list[int]
+    cases: list[BenchmarkCase]
+    thread_counts: list[int]
     libraries: list[str]
-    patience: Patience
+    limits: RoundLimits
     name: str | None
 
-    def rows(self, console: Console, found: list[Growth]) -> list[Row]:
-        rows: list[Row] = []
+    def run_cases(self, console: Console, doublings: list[LengthDoubling]) -> list[CaseResult]:
+        rows: list[CaseResult] = []
         with Progress(console=console) as progress:
-            task = progress.add_task("measuring", total=len(self.cases) * len(self.threads))
-            for count in self.threads:
-                # what other libraries compile for minutes is compared once; more threads confirm what one has shown
-                first = count == self.threads[0]
-                others = self.libraries if first else []
-                patience = self.patience if first else replace(self.patience, seconds=self.patience.seconds / 2)
-                with closing(Measuring(count, others, patience)) as measuring:
+            task = progress.add_task("measuring", total=len(self.cases) * len(self.thread_counts))
+            for count in self.thread_counts:
+                # other libraries compile for minutes, so only the first number of threads includes them
+                first = count == self.thread_counts[0]
+                libraries = self.libraries if first else []
+                limits = self.limits if first else replace(self.limits, time_limit_s=self.limits.time_limit_s / 2)
+                with closing(CaseRunner(count, libraries, limits)) as runner:
                     for case in self.cases:
                         progress.update(task, description=f"{case.name}, {count} thread{'s' if count > 1 else ''}")
-                        rows.append(measuring.row(case))
-                        if self.name:  # after each one, so that a run that is cut off is not lost
-                            write(self.name, rows, found, self.patience)
+                        rows.append(runner.run_case(case))
+                        if self.name:  # after each case, so that an interrupted run keeps its results
+                            write_results(self.name, rows, doublings, self.limits)
                         progress.advance(task)
         if self.name:
-            picture.draw(RESULTS / f"{self.name}.json", RESULTS / f"{self.name}.png")
+            plot_results.plot_results(RESULTS / f"{self.name}.json", RESULTS / f"{self.name}.png")
             console.print(f"written to benchmarks/results/: {self.name}.json, {self.name}.png")
         return rows
 
 
-def planned(options: argparse.Namespace, console: Console) -> list[Run]:
-    """What the options ask for."""
+def plan_runs(options: argparse.Namespace, console: Console) -> list[BenchmarkRun]:
+    """Return the runs that the options select."""
     threads = options.threads or ([1] if options.quick else sorted({1, os.cpu_count() or 1}))
-    patience = Patience(seconds=0.5, least=3, most=7, seconds_of_others=0.3) if options.quick else Patience()
-    libraries = [name for name in LIBRARIES if not options.quick or name != NO_TIME_TO_COMPILE]
+    limits = (
+        RoundLimits(time_limit_s=0.5, min_rounds=3, max_rounds=7, library_time_limit_s=0.3)
+        if options.quick
+        else RoundLimits()
+    )
+    libraries = [name for name in LIBRARY_BASELINES if not options.quick or name != SLOW_TO_COMPILE]
     if options.quick:
-        console.print(f"{NO_TIME_TO_COMPILE} left out, a quick run has no time to compile it")
+        console.print(f"{SLOW_TO_COMPILE} skipped: compilation takes too long for a quick run")
     try:
-        compiled.library()
-        left_out = frozenset[str]()
-    except compiled.CannotCompile as reason:
-        console.print(f"twins and bursts left out, {reason}")
-        left_out = frozenset(TWINS)
-    sets = {"attention": CASES, "mechanisms": OTHER_MECHANISMS}
+        handwritten_kernels.library()
+        skipped = frozenset[str]()
+    except handwritten_kernels.CompileError as reason:
+        console.print(f"handwritten kernels and peak rates skipped: {reason}")
+        skipped = frozenset(HANDWRITTEN)
+    sets = {"attention": BENCHMARK_CASES, "mechanisms": MECHANISM_CASES}
     if options.quick:
-        sets = {"": QUICK}
+        sets = {"": QUICK_CASES}
     elif options.mechanisms:
-        sets = {"mechanisms": OTHER_MECHANISMS}
+        sets = {"mechanisms": MECHANISM_CASES}
     runs = []
     for name, cases in sets.items():
-        chosen = [c for c in cases if options.only in f"{c.name}, {c.peer}" and c.peer not in left_out]
-        asked = libraries if any(case.others for case in chosen) else []
-        if chosen:
-            runs.append(Run(chosen, threads, asked, patience, name if name and not options.only else None))
+        selected = [c for c in cases if options.only in f"{c.name}, {c.baseline}" and c.baseline not in skipped]
+        run_libraries = libraries if any(case.has_library_baselines for case in selected) else []
+        if selected:
+            runs.append(
+                BenchmarkRun(selected, threads, run_libraries, limits, name if name and not options.only else None)
+            )
     return runs
 
 
@@ -161,24 +171,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--threads", type=int, nargs="*", default=None, help="default: 1 and all cores")
-    parser.add_argument("--mechanisms", action="store_true", help="only mechanisms beyond softmax, and their growth")
-    parser.add_argument("--only", default="", help="cases whose name or peer contains this; nothing is written")
+    parser.add_argument(
+        "--mechanisms", action="store_true", help="only mechanisms other than softmax, and their scaling"
+    )
+    parser.add_argument("--only", default="", help="cases whose name or baseline contains this; nothing is written")
     options = parser.parse_args()
     console = Console(width=150)
-    rows: list[Row] = []
-    found: list[Growth] = []
-    for run in planned(options, console):
-        lengths = growths() if run.name == "attention" else []
-        found += lengths
-        rows += run.rows(console, lengths)
-    tables = main_table(rows), times_table(rows), others_table(rows), growth_table(found)
-    console.print(*(table for table in tables if table.row_count), *left_out(rows), sep="\n", markup=False)
+    rows: list[CaseResult] = []
+    doublings: list[LengthDoubling] = []
+    for run in plan_runs(options, console):
+        run_doublings = measure_doublings() if run.name == "attention" else []
+        doublings += run_doublings
+        rows += run.run_cases(console, run_doublings)
+    tables = main_table(rows), times_table(rows), libraries_table(rows), doubling_table(doublings)
+    console.print(*(table for table in tables if table.row_count), *unsupported_lines(rows), sep="\n", markup=False)
     if not options.quick and not options.only:
-        measure_growth(console)
-    wrong = complaints(rows) + growth_complaints(found)
-    for line in wrong:
+        measure_scaling(console)
+    failures = failed_checks(rows) + doubling_failures(doublings)
+    for line in failures:
         console.print(line, style="bold red", markup=False)
-    sys.exit(1 if wrong else 0)
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The library at work in a terminal, in a few seconds: `make first-look`.
+"""A tour of the library in a terminal, in a few seconds: `make first-look`.
 
-It plans a call that would be too large to try, draws a mask, and then looks into an attention head over 8192 tokens,
-whose weights never exist as a matrix.
+It plans a call that is too large to try, prints a mask, and inspects an attention head over 8192 tokens without storing
+its matrix.
 """
 
 import math
@@ -11,81 +11,82 @@ from torch import Tensor
 
 import regard
 from regard import mask, measure, score
-from regard.result import Attended
+from regard.result import AttentionResult
 
-LENGTH, PHRASE, WIDTH = 8192, 1024, 64
+SEQ_LEN, PHRASE_LEN, HEAD_DIM = 8192, 1024, 64
+NUM_PHRASES = SEQ_LEN // PHRASE_LEN
 SHADES = " ·░▒▓█"
 
 
 def main() -> None:
-    show_a_plan()
-    show_a_mask()
-    attended = regard.attend(*repetition_head(), mask=mask.causal())
-    show_some_rows(attended)
-    show_measures(attended)
+    print_plan()
+    print_mask()
+    result = regard.attention_with_weights(*induction_head(), mask=mask.causal())
+    print_rows(result)
+    print_measures(result)
 
 
-def show_a_plan() -> None:
-    heading("A plan, from shapes alone: what would run, why, and what it would cost. Nothing is computed.")
+def print_plan() -> None:
+    print_heading("A plan, from shapes alone: which backend would run, why, and at what cost. Nothing is computed.")
     q, k, v = (1, 32, 65536, 128), (1, 8, 65536, 128), (1, 8, 65536, 128)
-    print(regard.explain(q, k, v, score=score.softcap(50.0), mask=mask.causal() & mask.window(4096)))
+    print(regard.explain(q, k, v, score=score.softcap(50.0), mask=mask.causal() & mask.sliding_window(4096)))
 
 
-def show_a_mask() -> None:
-    heading("A mask: a formula. It joins with others, prints itself and draws itself.")
-    near_or_first = mask.causal() & (mask.window(5) | mask.prefix(2))
-    print(near_or_first)
+def print_mask() -> None:
+    print_heading("A mask is a formula: it combines with others and prints as text.")
+    window_and_prefix = mask.causal() & (mask.sliding_window(5) | mask.prefix(2))
+    print(window_and_prefix)
     print()
-    print(near_or_first.picture(16))
+    print(window_and_prefix.render_text(16))
     print()
-    counts = near_or_first.regions(1_000_000, size=1024).counts
-    print("For a million tokens, in tiles of 1024 x 1024, read off the formula without visiting them:")
+    counts = window_and_prefix.tile_coverage(1_000_000, tile_size=1024).tile_counts
+    print("Tiles of 1024 x 1024 for a million tokens, from the formula, without visiting the pairs:")
     print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
 
 
-def repetition_head() -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of a head made by hand, one that asks: what followed this token before?
+def induction_head() -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v of a hand-made head that attends to the tokens after earlier occurrences of its token.
 
-    1024 different tokens are drawn and said eight times. A query holds its own token and a key the token before it,
-    so the two match where that token has just been said.
+    The text is a phrase of 1024 different tokens, repeated eight times. A query is the vector of its token, a key the
+    vector of the previous token, so that they match if the key's token follows the query's token.
     """
     torch.manual_seed(0)
-    tokens = torch.randperm(PHRASE).repeat(LENGTH // PHRASE)
-    vectors = torch.nn.functional.normalize(torch.randn(PHRASE, WIDTH), dim=-1)
-    own = vectors[tokens]
-    before = torch.cat([torch.zeros(1, WIDTH), own[:-1]])
-    return 15.0 * math.sqrt(WIDTH) * own, before, own
+    tokens = torch.randperm(PHRASE_LEN).repeat(NUM_PHRASES)
+    embeddings = torch.nn.functional.normalize(torch.randn(PHRASE_LEN, HEAD_DIM), dim=-1)
+    current = embeddings[tokens]
+    previous = torch.cat([torch.zeros(1, HEAD_DIM), current[:-1]])
+    return 15.0 * math.sqrt(HEAD_DIM) * current, previous, current
 
 
-def show_some_rows(attended: Attended) -> None:
-    heading("Weights: any part of the matrix, exact, computed when it is asked for.")
-    print(f"{attended.weights}; as a matrix it would take {4 * LENGTH**2:,} bytes")
-    print(
-        f"a phrase of {PHRASE} tokens, said {LENGTH // PHRASE} times; the head looks for what followed its token before"
-    )
+def print_rows(result: AttentionResult[Tensor]) -> None:
+    print_heading("Weights: any part of the matrix, exact, computed on request.")
+    print(f"{result.weights}; the matrix would take {4 * SEQ_LEN**2:,} bytes")
+    print(f"an induction head over a phrase of {PHRASE_LEN} tokens, repeated {NUM_PHRASES} times")
     print()
     for query in (1500, 3600, 5700):
-        row = attended.weights[query]
-        largest = sorted(row.topk(query // PHRASE).indices.tolist())
-        found = ", ".join(f"{row[key]:.3f} on key {key}" for key in largest)
-        print(f"query {query}: {found}")
+        row = result.weights[query]
+        keys = sorted(row.topk(query // PHRASE_LEN).indices.tolist())
+        print(f"query {query}: " + ", ".join(f"{row[key]:.3f} on key {key}" for key in keys))
 
 
-def show_measures(attended: Attended) -> None:
-    heading("Measures: any number of them, in one pass over tiles.")
-    followed_it = mask.where(lambda b, h, i, j: (i - j) % PHRASE == PHRASE - 1)
-    found = attended.weights.measure(measure.entropy, measure.mass(followed_it), measure.pool(32, 64))
-    print("time the phrase is said    ", "".join(f"{number:8}" for number in range(1, 9)))
-    for name, rows in (("entropy (nats)             ", found.entropy), ("mass on what followed      ", found.mass)):
-        print(name, "".join(f"{mean:8.3f}" for mean in rows.view(8, -1).mean(1).tolist()))
+def print_measures(result: AttentionResult[Tensor]) -> None:
+    print_heading("Measures: any number of them, in one pass over tiles.")
+    follows_occurrence = mask.from_function(lambda b, h, i, j: (i - j) % PHRASE_LEN == PHRASE_LEN - 1)
+    measured = result.weights.measure(measure.entropy, measure.mass(follows_occurrence), measure.pooled_map(32, 64))
+    print(f"{'repetition of the phrase':27}", "".join(f"{number:8}" for number in range(1, NUM_PHRASES + 1)))
+    for name, values in (
+        ("entropy (nats)             ", measured.entropy),
+        ("induction mass             ", measured.mass),
+    ):
+        print(name, "".join(f"{mean:8.3f}" for mean in values.view(NUM_PHRASES, -1).mean(1).tolist()))
     print()
-    print(f"All {LENGTH} x {LENGTH} weights in 32 x 64 cells, each as dark as its largest weight:")
+    print(f"All {SEQ_LEN} x {SEQ_LEN} weights in 32 x 64 cells, shaded by their largest weight:")
     print()
-    for row in found.pool.max.tolist():
+    for row in measured.pooled_map.max.tolist():
         print("".join(SHADES[math.ceil(5 * math.sqrt(min(weight, 1.0)) - 0.5)] for weight in row).rstrip())
 
 
-def heading(text: str) -> None:
+def print_heading(text: str) -> None:
     print(f"\n{text}\n{'-' * len(text)}")
 
 

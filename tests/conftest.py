@@ -1,4 +1,4 @@
-"""What every test starts from: the same random numbers, the same examples, pictures without a window."""
+"""Setup of all tests: seeded random numbers, fixed Hypothesis examples, plots without a window."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, Phase, settings
 import regard
 
 os.environ.setdefault("MPLBACKEND", "Agg")
-# A shell lets what it starts in the background ignore Ctrl-C, which tests send to themselves and to commands.
+# A background job of a shell ignores SIGINT, which some tests send to themselves and to subprocesses.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The examples are the same in every run, so a red test stays red until it is mended. There is no deadline:
-# the first call of a test warms caches up, and two workers share a machine.
+# The examples are the same in every run, so a failing test keeps failing until it is fixed. There is no deadline,
+# because the first call of a test fills caches and several workers share a machine.
 settings.register_profile(
     "regard",
     derandomize=True,
@@ -24,26 +24,28 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("quick", settings.get_profile("regard"), max_examples=10)
-# A break is caught or not; the smallest example that catches it is of no interest.
+# A mutant is either killed or not; shrinking the example that kills it would only cost time.
 settings.register_profile("mutants", settings.get_profile("regard"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "regard"))
 
 
 @pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
+def _seed_torch() -> None:
     torch.manual_seed(0)
 
 
-MAY_DECLINE = ("native", "fused")  # they know softmax in float32; what others compute they need not
+PARTIAL_BACKENDS = ("native", "flex")  # backends that need not support every call
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
-    """A test that asks every engine does not apply to one that says no."""
+    """Skip a test that is parametrized over backends where the backend does not support the call."""
     try:
         return (yield)
-    except regard.errors.EngineError as refusal:
-        asked = getattr(pyfuncitem, "callspec", None)
-        if asked is not None and asked.params.get("engine") in MAY_DECLINE and "it objects" in str(refusal):
-            pytest.skip(str(refusal))
+    except regard.errors.BackendError as error:
+        callspec = getattr(pyfuncitem, "callspec", None)
+        params = {} if callspec is None else callspec.params
+        backend = params.get("backend", params.get("engine"))
+        if backend in PARTIAL_BACKENDS and "does not support this call" in str(error):
+            pytest.skip(str(error))
         raise

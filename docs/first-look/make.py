@@ -1,4 +1,4 @@
-"""The pictures of docs/first-look.md and of the README: the page in a real browser, as a reader would see it.
+"""Take the screenshots of docs/first-look.md and of the README.
 
     .venv/bin/python docs/first-look/make.py
 
@@ -16,25 +16,25 @@ from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
 SENTENCE = " The captain saw the white whale and the boats went down. The captain saw the white whale"
-DATE = "on friday , the twenty first of march nineteen eighty six"
+DATE_TEXT = "on friday , the twenty first of march nineteen eighty six"
 CELL = {"layer": 1, "head": 5, "query": 16, "key": 5}
 VIEWS: dict[str, dict[str, Any]] = {
     "overview": {"view": "overview"},
     "map": {"view": "map", **CELL},
-    "text": {"view": "text", **CELL, "locked": 16},
+    "text": {"view": "text", **CELL, "pinned": 16},
     "arithmetic": {"view": "arithmetic", **CELL},
     "steps": {"view": "steps"},
     "lines": {"view": "lines", **CELL},
-    "dates": {"view": "lines", "layer": 5, "head": 0, "mass": 0.6, "text": DATE, "model": "dates"},
+    "dates": {"view": "lines", "layer": 5, "head": 0, "mass": 0.6, "text": DATE_TEXT, "model": "dates"},
     "generate": {"view": "generate", **CELL},
-    "theory": {"view": "theory", "experiment": "clustering"},
+    "theory": {"view": "theory", "experiment": "token_clustering"},
 }
-READY = {"dates": "svg.lines path[data-key='10']", "theory": ".verdict"}  # what is there when a picture can be taken
-SIZE = {"width": 1280, "height": 720}
+READY_SELECTORS = {"dates": "svg.lines path[data-key='10']", "theory": ".verdict"}
+VIEWPORT = {"width": 1280, "height": 720}
 
 
 def main() -> None:
-    command = [sys.executable, "-m", "regard.cli", "look", SENTENCE, "--no-browser"]
+    command = [sys.executable, "-m", "regard.cli", "explore", SENTENCE, "--no-browser"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     address = server.stdout.readline().strip()
@@ -42,12 +42,12 @@ def main() -> None:
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             for name, fields in VIEWS.items():
-                page = browser.new_page(viewport=SIZE)
+                page = browser.new_page(viewport=VIEWPORT)
                 page.goto(f"{address}#{urlencode(fields)}")
                 page.wait_for_selector("main > section")
                 prepare(page, name)
                 page.wait_for_load_state("networkidle")
-                page.wait_for_timeout(500)  # what moves has come to rest
+                page.wait_for_timeout(500)  # until animations have ended
                 page.screenshot(path=HERE / f"{name}.png")
                 page.close()
             browser.close()
@@ -56,14 +56,14 @@ def main() -> None:
 
 
 def prepare(page: Any, name: str) -> None:
-    """What somebody does before there is something to see."""
-    if name in READY:
-        page.wait_for_selector(READY[name], state="attached", timeout=120_000)
+    """Bring the page into the state of the screenshot."""
+    if name in READY_SELECTORS:
+        page.wait_for_selector(READY_SELECTORS[name], state="attached", timeout=120_000)
     if name == "generate":
-        page.get_by_role("button", name="Continue").click()
+        page.locator(".generate-view").get_by_role("button", name="Generate").click()
         page.get_by_label("Step", exact=True).fill("21")
     if name == "theory":
-        page.get_by_label("Moment", exact=True).fill("20")
+        page.get_by_label("Time", exact=True).fill("20")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes the pictures of the README and of the documents again: `.venv/bin/python docs/pictures/make.py [folder]`."""
+"""Make the pictures of the README and of the documentation: `.venv/bin/python docs/pictures/make.py [folder]`."""
 
 import runpy
 import sys
@@ -7,33 +7,33 @@ from pathlib import Path
 import numpy as np
 
 import regard
-from regard import draw, mask, measure
+from regard import mask, measure, plot
 
 HERE = Path(__file__).parent
 FIRST_LOOK = HERE.parents[1] / "examples" / "first_look.py"
 
 
-def repetition():
-    """README: the head of examples/first_look.py, 8192 tokens, from what one pass over tiles measured."""
-    q, k, v = runpy.run_path(str(FIRST_LOOK))["repetition_head"]()
-    found = regard.attend(q, k, v, mask=mask.causal()).weights.measure(measure.pool(128, 128))
-    return draw.weights(found.pool, scale="log", title="A head that looks for what followed its token before")
+def induction_head():
+    """Return the picture of the README: the head of examples/first_look.py over 8192 tokens."""
+    q, k, v = runpy.run_path(str(FIRST_LOOK))["induction_head"]()
+    measured = regard.attention_with_weights(q, k, v, mask=mask.causal()).weights.measure(measure.pooled_map(128, 128))
+    return plot.weights(measured.pooled_map, scale="log", title="An induction head over a phrase repeated eight times")
 
 
-def tour():
-    """docs/tour.md: the mask of the call that is followed there."""
-    return draw.mask(mask.causal() & mask.window(1024), 4096)
+def causal_window():
+    """Return the picture of docs/architecture.md: the mask of its call."""
+    return plot.mask(mask.causal() & mask.sliding_window(1024), 4096)
 
 
-def worked():
-    """docs/from-scratch.md: the weights of its three words."""
+def three_words():
+    """Return the picture of docs/from-scratch.md: the weights of its three words."""
     words = np.array([[1.0, 2.0, 3.0], [0.5, 1.0, 1.5], [2.0, 1.0, 0.5]])
     q = words @ [[0.6, -0.2], [0.1, 0.5], [-0.3, 0.4]]
     k = words @ [[0.2, 0.3], [-0.4, 0.7], [0.5, -0.1]]
-    return draw.weights(regard.attend(q, k, words).weights[...], ["dog", "ate", "dinner"])
+    return plot.weights(regard.attention_with_weights(q, k, words).weights[...], ["dog", "ate", "dinner"])
 
 
-PICTURES = {"repetition.png": repetition, "mask.png": tour, "worked.png": worked}
+PICTURES = {"repetition.png": induction_head, "mask.png": causal_window, "worked.png": three_words}
 
 
 def main(folder):

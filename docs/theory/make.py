@@ -1,22 +1,31 @@
-"""Makes the pictures of the course again: `.venv/bin/python docs/theory/make.py [NAME ...]`; all without a name."""
+"""Generate the pictures of the theory pages: `.venv/bin/python docs/theory/make.py [EXPERIMENT ...]`; default all."""
 
 import sys
 from pathlib import Path
 
-from regard.theory import experiment, experiments
+from regard.theory import get_experiment, list_experiments
 
 HERE = Path(__file__).parent
-LARGEST = 150_000  # bytes of a picture
+MAX_PICTURE_BYTES = 150_000
+PAGES = {
+    "score_scaling": "scaling",
+    "kernel_methods": "kernels",
+    "heat_diffusion": "heat",
+    "token_clustering": "clustering",
+    "rank_collapse": "collapse",
+    "shaped_attention": "shaped",
+    "gradient_flow": "flow",
+}  # pages with another name than their experiment
 
 
 def main(names):
-    for each in map(experiment, names) if names else experiments():
-        outcome = each.run()
-        assert outcome.agrees, str(outcome)
-        path = HERE / f"{each.name}.png"
-        outcome.picture().savefig(path, dpi=80, metadata={"Software": None})
+    for experiment in map(get_experiment, names) if names else list_experiments():
+        result = experiment.run()
+        assert result.is_consistent, str(result)
+        path = HERE / f"{PAGES.get(experiment.name, experiment.name)}.png"
+        result.plot().savefig(path, dpi=80, metadata={"Software": None})
         size = path.stat().st_size
-        assert size <= LARGEST, f"{path.name} must be at most {LARGEST:,} bytes; got {size:,}."
+        assert size <= MAX_PICTURE_BYTES, f"{path.name} must be at most {MAX_PICTURE_BYTES:,} bytes, got {size:,}."
 
 
 if __name__ == "__main__":

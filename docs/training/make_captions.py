@@ -1,51 +1,55 @@
-"""Draws captions.png again: `.venv/bin/python docs/training/make_captions.py runs/captions/model.safetensors [folder]`.
+"""Draw captions.png: `.venv/bin/python docs/training/make_captions.py runs/captions/model.safetensors [folder]`.
 
-Digits are taken from the folder data, as in training.
+The digits are read from the folder data, as in training.
 """
 
 import sys
 from pathlib import Path
 
 import torch
-from make_digits import curve, laid_over
+from make_digits import draw_curve, draw_overlay
 from matplotlib.figure import Figure
 
-from regard.models.store import fit, read
-from regard.models.tasks.captions import WORDS, CaptionsTask, decode, drawn, made
+from regard.files.tensors_with_metadata import load_tensors_and_metadata
+from regard.models.state_dict import load_state_dict
+from regard.models.tasks.captions import VOCABULARY, CaptionsTask, build_model, decode, sample_canvases
 from regard.nn import generate
 
 HERE = Path(__file__).parent
 DATA = HERE.parents[1] / "data"
 LAYER = -1
-CANVASES = (0, 1)  # of those that are drawn for testing
+CANVAS_INDICES = (0, 1)  # among the sampled test canvases
 
 
-def written(model, canvases):
-    """What the model writes about canvases, as words."""
+def generated_captions(model, canvases):
+    """Return the tokens that the model generates for canvases, and their texts."""
     first = canvases.tokens[:, :1]
-    found = generate(model.seeing(canvases.images), first, most=20, stop=WORDS.index("<end>"))
-    return torch.cat((first, found), dim=1), [decode(row) for row in found.tolist()]
+    end = VOCABULARY.index("<end>")
+    generated = generate(model.encode_images(canvases.images), first, max_new_tokens=20, eos_token_id=end)
+    return torch.cat((first, generated), dim=1), [decode(row) for row in generated.tolist()]
 
 
 def picture(path):
-    tensors, words = read(path)
-    model = made(words)
-    fit(model, tensors, path)
+    tensors, config = load_tensors_and_metadata(path)
+    model = build_model(config)
+    load_state_dict(model, tensors, path)
     model.eval()
-    canvases = drawn(CaptionsTask(DATA).parts[1], 40, torch.Generator().manual_seed(1))
+    canvases = sample_canvases(CaptionsTask(DATA).splits[1], 40, torch.Generator().manual_seed(1))
     with torch.no_grad():
-        tokens, captions = written(model, canvases)
-        looks = model.attend(tokens[:, :-1], canvases.images)[LAYER].memory.weights[...].mean(1)
+        tokens, captions = generated_captions(model, canvases)
+        results = model.attention_with_weights(tokens[:, :-1], canvases.images)
+        weights = results[LAYER].cross_attention.weights[...].mean(1)
     figure = Figure(figsize=(11, 5.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 2))
-    curve(left.subplots(), "captions.json")
-    rows = right.subfigures(len(CANVASES), 1)
-    for row, place in zip(rows, CANVASES, strict=True):
-        told = [i for i, word in enumerate(canvases.captions[place]) if word.cells]
-        row.suptitle(f"{canvases.ways[place]}: {captions[place]}", fontsize=9)
-        for axes, i in zip(row.subplots(1, len(told), squeeze=False)[0], told, strict=True):
-            word = WORDS[int(tokens[place, i + 1])]
-            laid_over(axes, canvases.images[place, 0], looks[place, i].unflatten(0, model.eye.grid), word)
+    draw_curve(left.subplots(), "captions.json")
+    rows = right.subfigures(len(CANVAS_INDICES), 1)
+    for row, index in zip(rows, CANVAS_INDICES, strict=True):
+        positions = [i for i, word in enumerate(canvases.captions[index]) if word.cells]
+        row.suptitle(f"{canvases.reading_orders[index]}: {captions[index]}", fontsize=9)
+        for axes, i in zip(row.subplots(1, len(positions), squeeze=False)[0], positions, strict=True):
+            word = VOCABULARY[int(tokens[index, i + 1])]
+            grid = weights[index, i].unflatten(0, model.vision_encoder.grid_size)
+            draw_overlay(axes, canvases.images[index, 0], grid, word)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Draws digits.png again: `.venv/bin/python docs/training/make_digits.py runs/digits/model.safetensors [folder]`."""
+"""Draw digits.png: `.venv/bin/python docs/training/make_digits.py runs/digits/model.safetensors [folder]`."""
 
 import json
 import sys
@@ -7,61 +7,63 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from regard.models.store import fit, read
-from regard.models.tasks.digits import DigitsTask, made
+from regard.files.tensors_with_metadata import load_tensors_and_metadata
+from regard.models.state_dict import load_state_dict
+from regard.models.tasks.digits import DigitsTask, build_model
 
 HERE = Path(__file__).parent
-SHOWN = 10  # one image of each digit
+NUM_IMAGES = 10  # one of each digit
 
 
-def curve(axes, name):
-    """Loss and share of right answers over the steps, from the file of that name."""
-    steps, loss, right = zip(*json.loads((HERE / name).read_text(encoding="utf8"))["step, loss, accuracy"], strict=True)
-    beside = axes.twinx()
+def draw_curve(axes, name):
+    """Draw the loss and the accuracy over the steps, from the file `name`."""
+    steps, loss, accuracy = zip(*json.loads((HERE / name).read_text(encoding="utf8"))["curve"], strict=True)
+    accuracy_axes = axes.twinx()
     axes.plot(steps, loss, color="#0b4a78")
-    beside.plot(steps, right, color="#d55e00")
+    accuracy_axes.plot(steps, accuracy, color="#d55e00")
     axes.set_xlabel("step")
     axes.set_ylabel("loss", color="#0b4a78")
     axes.set_ylim(bottom=0)
-    beside.set_ylabel("right while training", color="#d55e00")
-    beside.set_ylim(0, 1)
+    accuracy_axes.set_ylabel("training accuracy", color="#d55e00")
+    accuracy_axes.set_ylim(0, 1)
 
 
-def laid_over(axes, image, weights, title):
-    """An image, and over it in orange how much attention each of its patches (rows, columns) gets."""
+def draw_overlay(axes, image, weights, title):
+    """Draw an image, and over it in orange the weights (rows, columns) of its patches."""
     height, width = image.shape
     axes.imshow(image, cmap="gray", extent=(0, width, height, 0))
-    colour = torch.tensor([0.84, 0.37, 0.0]).expand(*weights.shape, 3)
-    over = torch.cat((colour, (0.85 * weights / weights.max()).unsqueeze(-1)), dim=-1)
-    axes.imshow(over.numpy(), extent=(0, width, height, 0), interpolation="nearest")
+    color = torch.tensor([0.84, 0.37, 0.0]).expand(*weights.shape, 3)
+    overlay = torch.cat((color, (0.85 * weights / weights.max()).unsqueeze(-1)), dim=-1)
+    axes.imshow(overlay.numpy(), extent=(0, width, height, 0), interpolation="nearest")
     axes.set_title(title, fontsize=9)
     axes.set_xticks([])
     axes.set_yticks([])
 
 
-def drawn(path):
-    tensors, words = read(path)
-    model = made(words)
-    fit(model, tensors, path)
+def picture(path):
+    tensors, config = load_tensors_and_metadata(path)
+    model = build_model(config)
+    load_state_dict(model, tensors, path)
     model.eval()
-    held = DigitsTask().parts[1]
-    chosen = torch.stack([(held.digits == digit).nonzero()[0, 0] for digit in range(SHOWN)])
-    images = held.images[chosen].unsqueeze(1)
+    held_out = DigitsTask().splits[1]
+    indices = torch.stack([(held_out.labels == digit).nonzero()[0, 0] for digit in range(NUM_IMAGES)])
+    images = held_out.images[indices].unsqueeze(1)
     with torch.no_grad():
-        found = model(images).argmax(-1)
-        weights = model.attend(images)[-1].own.weights[:, :, 0, 1:].mean(1).unflatten(-1, model.grid)
+        predicted = model(images).argmax(-1)
+        weights = model.attention_with_weights(images)[-1].self_attention.weights[:, :, 0, 1:].mean(1)
+        weights = weights.unflatten(-1, model.grid_size)
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.7))
-    curve(left.subplots(), "digits.json")
-    for axes, image, weight, digit in zip(right.subplots(2, 5).flat, images[:, 0], weights, found, strict=True):
-        laid_over(axes, image, weight, f"told as {int(digit)}")
-    right.suptitle("where the gathering token looks in the last layer, mean of all heads", fontsize=9)
+    draw_curve(left.subplots(), "digits.json")
+    for axes, image, weight, digit in zip(right.subplots(2, 5).flat, images[:, 0], weights, predicted, strict=True):
+        draw_overlay(axes, image, weight, f"predicted {int(digit)}")
+    right.suptitle("attention of the CLS token in the last layer, mean over heads", fontsize=9)
     return figure
 
 
 def main(path, folder):
-    # without its version in the file, matplotlib writes the same bytes for the same picture
-    drawn(path).savefig(folder / "digits.png", dpi=110, metadata={"Software": None})
+    # without matplotlib's version in the metadata, the same picture has the same bytes
+    picture(path).savefig(folder / "digits.png", dpi=110, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws karate.png and miserables.png from the JSON beside them: `.venv/bin/python docs/training/make_graphs.py`."""
+"""Draw karate.png and miserables.png from their JSON files: `.venv/bin/python docs/training/make_graphs.py`."""
 
 import json
 from pathlib import Path
@@ -7,26 +7,26 @@ import numpy as np
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
-TESTED = {"karate": "The other 32 members", "miserables": "The other 62 characters"}
-GUESSES = {"accuracy": "graph attention", "neighbours": "neighbours' majority", "majority": "largest group"}
+TITLES = {"karate": "Unlabeled members (32)", "miserables": "Unlabeled characters (62)"}
+METHODS = {"accuracy": "graph attention", "label_propagation": "label propagation", "majority": "majority label"}
 
 
-def picture(found: dict, tested: str) -> Figure:
+def picture(run: dict, title: str) -> Figure:
     figure = Figure(figsize=(7.5, 2.8), layout="constrained")
     curve, bars = figure.subplots(1, 2)
-    step, loss, _ = np.array(found["step, loss, accuracy"]).T
+    step, loss, _ = np.array(run["curve"]).T
     curve.plot(step, loss, color="#444444")
-    curve.set(xlabel="step", ylabel="loss on the known", ylim=(0, None), title="Training")
-    shares = [100 * found["results"][name] for name in GUESSES]
-    drawn = bars.barh(list(GUESSES.values()), shares, color=["#0b4a78", "#86bfe2", "#86bfe2"])
-    bars.bar_label(drawn, fmt="%.1f", padding=3)
+    curve.set(xlabel="step", ylabel="loss on labeled nodes", ylim=(0, None), title="Training")
+    percentages = [100 * run["results"][name] for name in METHODS]
+    container = bars.barh(list(METHODS.values()), percentages, color=["#0b4a78", "#86bfe2", "#86bfe2"])
+    bars.bar_label(container, fmt="%.1f", padding=3)
     bars.invert_yaxis()
-    bars.set(xlabel="% right", xlim=(0, 115), title=tested)
+    bars.set(xlabel="accuracy (%)", xlim=(0, 115), title=title)
     return figure
 
 
 if __name__ == "__main__":
-    for name, tested in TESTED.items():
-        found = json.loads((HERE / f"{name}.json").read_text(encoding="utf8"))
-        # without its version in the file, matplotlib writes the same bytes for the same picture
-        picture(found, tested).savefig(HERE / f"{name}.png", dpi=90, metadata={"Software": None})
+    for name, title in TITLES.items():
+        run = json.loads((HERE / f"{name}.json").read_text(encoding="utf8"))
+        # without matplotlib's version in the metadata, the same picture has the same bytes
+        picture(run, title).savefig(HERE / f"{name}.png", dpi=90, metadata={"Software": None})

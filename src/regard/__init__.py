@@ -1,64 +1,73 @@
-"""regard: attention as one exact definition, planned, explained, differentiable, in linear memory.
+"""regard: exact, differentiable attention in memory linear in the sequence length.
 
-The way of a call: `attention` reads a question (`spec`), decides how to answer it (`plan`), lets an engine compute
-it (`engine`) and hands it back (`result`). Masks, scores, weighings and measures are in the modules of those names.
+`attention(q, k, v, score=, mask=, normalizer=)` is the one definition; every backend computes it, and `explain` shows
+the plan of a call. Options are in `regard.score`, `regard.mask`, `regard.normalizer` and `regard.feature_map`;
+reductions of the attention weights are in `regard.measure`.
+
+>>> import regard, torch
+>>> q = k = v = torch.randn(2, 8, 128, 64)
+>>> regard.attention(q, k, v, mask=regard.mask.causal()).shape
+torch.Size([2, 8, 128, 64])
 """
 
 from importlib import import_module
 from types import ModuleType
 
-from regard import cost, distributed, errors, measure, nn
-from regard import operators as operators  # graphs need them registered
-from regard.attention import attend, attention, engines, explain
-from regard.engine.merge import merge
-from regard.explorer import look
-from regard.inside.patch import patch
-from regard.inside.record import record
-from regard.inside.tape import Tape, load_tape
-from regard.integrations.torch_sdpa import replacing_sdpa, scaled_dot_product_attention
-from regard.mechanism.catalogue import mechanisms
-from regard.mechanism.compare import compare
-from regard.packed import attention_packed
-from regard.plan.recent import clear_caches
-from regard.result import Attended
-from regard.spec import feature, mask, score, weigh
-from regard.worked.steps import Steps, steps
+from regard import cost, distributed, errors, feature_map, mask, measure, mechanisms, nn, normalizer, score
+from regard.attention import attention, attention_with_weights, explain
+from regard.backends.registry import available_backends
+from regard.backends.shared.merge import merge_states
+from regard.cache import clear_caches
+from regard.explorer import explore
+from regard.integrations.torch_sdpa import override_sdpa, scaled_dot_product_attention
+from regard.mechanisms.comparison import compare
+from regard.recording.patching import patch
+from regard.recording.recorder import record
+from regard.recording.recording import Recording, load_recording
+from regard.result import AttentionResult
+from regard.torch_ops import operator as operator  # registers regard::attention for torch.compile
+from regard.varlen import attention_varlen
+from regard.walkthrough.steps import Steps, steps
 
 __all__ = [
-    "Attended",
+    "AttentionResult",
+    "Recording",
     "Steps",
-    "Tape",
-    "attend",
     "attention",
-    "attention_packed",
+    "attention_varlen",
+    "attention_with_weights",
+    "available_backends",
     "clear_caches",
     "compare",
     "cost",
     "distributed",
-    "engines",
     "errors",
     "explain",
-    "feature",
-    "load_tape",
-    "look",
+    "explore",
+    "feature_map",
+    "load_recording",
     "mask",
     "measure",
     "mechanisms",
-    "merge",
+    "merge_states",
     "nn",
+    "normalizer",
+    "override_sdpa",
     "patch",
     "record",
-    "replacing_sdpa",
     "scaled_dot_product_attention",
     "score",
     "steps",
     "theory",
-    "weigh",
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> ModuleType:
-    """`regard.theory` draws; it is imported when somebody asks for it, and `regard.draw` with it."""
+    """Import `regard.theory` on first use: it needs the plotting libraries."""
     if name == "theory":
         return import_module("regard.theory")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")

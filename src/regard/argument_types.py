@@ -1,56 +1,67 @@
-"""`@check_types`: compares the arguments of a function with its annotations, before the function runs.
+"""`@check_types`: check the types of arguments against a function's annotations before the function runs.
 
-The checks are compiled once, from the annotations; a call runs one small function for each argument. Ranges, shapes and
-everything that concerns several arguments together stay in the function itself. A graph of torch.compile has no checks.
+The checks are built once from the annotations; a call runs one predicate per argument. Ranges, shapes and conditions on
+several arguments stay in the function itself. Calls that torch.compile traces are not checked.
 """
 
 import inspect
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, wraps
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from regard.cache import memoize
 from regard.checks import describe
-from regard.errors import SpecError
+from regard.errors import ArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Accepts = Callable[[Any], bool]
-Check = tuple[Accepts, str]  # whether a value fits, and what completes "must be"
-MAX_SIZE = 2**63  # larger whole numbers do not fit into a size or an index
+Predicate = Callable[[Any], bool]
+Check = tuple[Predicate, str]  # the predicate, and the text after "must be" in the error
+MAX_INT_MAGNITUDE = 2**63  # larger integers do not fit into a size or an index
+
+
+class _Converted:
+    """Marks an annotation whose argument the function converts and checks itself: `Annotated[..., CONVERTED]`."""
+
+    def __repr__(self) -> str:
+        return "CONVERTED"
+
+
+CONVERTED = _Converted()
 
 
 def check_types(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which refuses arguments of a wrong type with a `SpecError` that names the argument.
+    """Wrap a function so that an argument of the wrong type raises an `ArgumentError` that names the argument.
 
-    Tensors, whole numbers, finite numbers, booleans, text, functions, classes, and sequences and unions of these are
-    checked. A parameter annotated as `Any`, or not at all, is not.
+    Checked are tensors, ints, finite floats, booleans, strings, functions, classes, and sequences and unions of these.
+    Parameters without an annotation, or annotated as `Any`, `object` or `Annotated[..., CONVERTED]`, are not checked.
 
     >>> @check_types
     ... def repeat(text: str, times: int = 2) -> str:
     ...     return text * times
     >>> repeat("ab", 1.5)
     Traceback (most recent call last):
-    regard.errors.SpecError: times must be a whole number; got 1.5.
+    regard.errors.ArgumentError: times must be an integer; got 1.5.
     """
     parameters = inspect.signature(function).parameters.values()
-    by_name = {p.name: check for p in parameters if (check := _check_of(function, p)) is not None}
-    places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    by_name = {p.name: check for p in parameters if (check := _parameter_check(function, p)) is not None}
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.compiler.is_compiling():
-            for name, value in zip(places, args, strict=False):
+            for name, value in zip(positional, args, strict=False):
                 _require(by_name, name, value)
-            for value in args[len(places) :]:
-                _require(by_name, rest, value)
+            for value in args[len(positional) :]:
+                _require(by_name, variadic, value)
             for name, value in kwargs.items():
                 _require(by_name, name, value)
         return function(*args, **kwargs)
@@ -59,77 +70,81 @@ def check_types(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_fields(value: Any) -> None:
-    """The same for a dataclass: to be called in its `__post_init__`."""
-    for name, check in _of_fields(value.__class__).items():
+    """Check the fields of a dataclass against their annotations; call it in `__post_init__`."""
+    for name, check in _field_checks(value.__class__).items():
         _require({name: check}, name, getattr(value, name))
 
 
 def check_signature(function: Any, name: str, *arguments: str) -> Any:
-    """The function, which can be called with this many arguments."""
+    """Return the function, which must accept these positional arguments."""
     text = f"a function ({', '.join(arguments)})"
     if not callable(function):
-        raise SpecError(f"{name} must be {text}; got {describe(function)}.")
+        raise ArgumentError(f"{name} must be {text}; got {describe(function)}.")
     try:
         inspect.signature(function).bind(*arguments)
-    except TypeError as problem:
-        raise SpecError(f"{name} must be {text}; got one that does not take these arguments: {problem}.") from None
-    except ValueError:  # a function in C without a signature; a class without one is no function
+    except TypeError as error:
+        raise ArgumentError(f"{name} must be {text}; got one that does not take these arguments: {error}.") from None
+    except ValueError:  # a C function without a signature is accepted, a class without one is not
         if isinstance(function, type):
-            raise SpecError(f"{name} must be {text}; got the class {function.__name__}.") from None
+            raise ArgumentError(f"{name} must be {text}; got the class {function.__name__}.") from None
     return function
 
 
 def _require(checks: Mapping[str, Check], name: str | None, value: Any) -> None:
     check = checks.get(name or "")
     if check is not None and not check[0](value):
-        raise SpecError(f"{name} must be {check[1]}; got {describe(value)}.")
+        raise ArgumentError(f"{name} must be {check[1]}; got {describe(value)}.")
 
 
-@lru_cache(maxsize=256)
-def _of_fields(cls: type) -> dict[str, Check]:
+@memoize(256)
+def _field_checks(cls: type) -> dict[str, Check]:
     parameters = inspect.signature(cls).parameters.values()
-    checks = {p.name: _check_of(cls, p) for p in parameters if not p.name.startswith("_")}
+    checks = {p.name: _parameter_check(cls, p) for p in parameters if not p.name.startswith("_")}
     return {name: check for name, check in checks.items() if check is not None}
 
 
-def _check_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Check | None:
+def _parameter_check(function: Callable[..., Any], parameter: inspect.Parameter) -> Check | None:
     annotation = parameter.annotation
     if isinstance(annotation, str):
         try:
-            annotation = eval(annotation, getattr(function, "__globals__", {}))  # our own source
+            annotation = eval(
+                annotation, getattr(function, "__globals__", {})
+            )  # annotations come from the decorated source
         except NameError:
             return None
-    return None if annotation is inspect.Parameter.empty else _check(annotation)
+    return None if annotation is inspect.Parameter.empty else _annotation_check(annotation)
 
 
-def _check(annotation: Any) -> Check | None:
-    """The check of one annotation; None where anything may be meant."""
-    if annotation is Any:
+def _annotation_check(annotation: Any) -> Check | None:
+    """Return the check of an annotation; None if every value is accepted."""
+    if annotation is Any or annotation is object:
         return None
-    if annotation in _PLAIN:
-        return _PLAIN[annotation]
+    if annotation in _BASIC_CHECKS:
+        return _BASIC_CHECKS[annotation]
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return None if CONVERTED in annotation.__metadata__ else _annotation_check(inner[0])
     if origin in (Union, types.UnionType):
-        return _union([_check(one) for one in inner])
+        return _union_check([_annotation_check(option) for option in inner])
     if isinstance(annotation, TypeVar):
         inner = annotation.__constraints__ or (annotation.__bound__ or Any,)
-        return _union([_check(one) for one in inner])
+        return _union_check([_annotation_check(option) for option in inner])
     if origin is np.ndarray:
         return (
             lambda value: isinstance(value, np.ndarray) and value.dtype.kind not in "OSUc"
         ), "an array of real numbers"
     if origin is Literal:
-        return (lambda value: any(type(value) is type(one) and value == one for one in inner)), (
+        return (lambda value: any(type(value) is type(option) and value == option for option in inner)), (
             f"one of {', '.join(map(repr, inner))}"
         )
     if origin is Callable:
         return callable, "a function"
     if origin in (Sequence, list):
-        return _sequence(_check(inner[0]))
+        return _sequence_check(_annotation_check(inner[0]))
     if origin is Iterable:
         return (lambda value: isinstance(value, Iterable)), "a sequence"
     if origin is tuple and inner and inner[-1] is not Ellipsis:
-        return _tuple([_check(one) for one in inner])
+        return _tuple_check([_annotation_check(item) for item in inner])
     if origin in (Mapping, dict):
         return (lambda value: isinstance(value, Mapping)), "a mapping"
     if isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
@@ -137,60 +152,60 @@ def _check(annotation: Any) -> Check | None:
     return None
 
 
-def _union(checks: list[Check | None]) -> Check | None:
-    known = [check for check in checks if check is not None]
-    if len(known) < len(checks):
+def _union_check(checks: list[Check | None]) -> Check | None:
+    present = [check for check in checks if check is not None]
+    if len(present) < len(checks):
         return None
-    return (lambda value: any(accepts(value) for accepts, _ in known)), " or ".join(text for _, text in known)
+    return (lambda value: any(accepts(value) for accepts, _ in present)), " or ".join(text for _, text in present)
 
 
-def _sequence(check: Check | None) -> Check:
-    """A list, a tuple, or a tensor of one dimension; text is no sequence of texts."""
-    accepts: Accepts = (lambda _: True) if check is None else check[0]
-    plural = {"a whole number": "whole numbers", "a number": "numbers", "a string": "strings", "a tensor": "tensors"}
-    text = "a sequence" if check is None else f"a sequence of {plural.get(check[1], f'what is {check[1]}')}"
+def _sequence_check(check: Check | None) -> Check:
+    """Accept lists, tuples and one-dimensional tensors; a string does not count as a sequence of strings."""
+    accepts: Predicate = (lambda _: True) if check is None else check[0]
+    plural = {"an integer": "integers", "a number": "numbers", "a string": "strings", "a tensor": "tensors"}
+    text = "a sequence" if check is None else f"a sequence of {plural.get(check[1], f'values that are {check[1]}')}"
 
     def fits(value: Any) -> bool:
         if isinstance(value, (Tensor, np.ndarray)):
-            return value.ndim == 1 and all(accepts(one) for one in value.tolist())
+            return value.ndim == 1 and all(accepts(item) for item in value.tolist())
         return (
-            isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and all(accepts(one) for one in value)
+            isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and all(accepts(item) for item in value)
         )
 
     return fits, text
 
 
-def _tuple(checks: list[Check | None]) -> Check:
+def _tuple_check(checks: list[Check | None]) -> Check:
     def fits(value: Any) -> bool:
         return (
             isinstance(value, (tuple, list))
             and len(value) == len(checks)
-            and all(check is None or check[0](one) for check, one in zip(checks, value, strict=True))
+            and all(check is None or check[0](item) for check, item in zip(checks, value, strict=True))
         )
 
     inner = ", ".join("anything" if check is None else check[1] for check in checks)
     return fits, f"a tuple of {inner}"
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     if isinstance(value, torch.SymInt):
         return True
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and abs(int(value)) < MAX_SIZE
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and abs(int(value)) < MAX_INT_MAGNITUDE
 
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return True
-    return _is_whole(value) or (isinstance(value, (float, np.floating)) and math.isfinite(value))
+    return _is_integer(value) or (isinstance(value, (float, np.floating)) and math.isfinite(value))
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_complex()
 
 
-_PLAIN: dict[Any, Check] = {
+_BASIC_CHECKS: dict[Any, Check] = {
     Tensor: (_is_tensor, "a tensor of real numbers"),
-    int: (_is_whole, "a whole number"),
+    int: (_is_integer, "an integer"),
     float: (_is_number, "a finite number"),
     bool: (lambda value: isinstance(value, (bool, np.bool_)), "True or False"),
     str: (lambda value: isinstance(value, str), "a string"),

@@ -1,71 +1,90 @@
-"""The whole way of a call on one screen: read the question, choose how, run it, hand it back."""
+"""`attention`, `attention_with_weights` and `explain`: one call on one screen.
 
-from collections.abc import Callable
-from dataclasses import replace
+A call is parsed, planned and executed:
+
+    AttentionCall --parse_call--> ParsedCall --choose_backend--> Plan --execute--> Execution
+"""
+
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from regard.again import remember, repeated
-from regard.eager import runs_eagerly
-from regard.engine.balance import balanced
-from regard.engine.fused import Fused
-from regard.engine.gradient import Engine, run
-from regard.engine.native import Native
-from regard.engine.parts import Matrix, Parts, PartsByTorch
-from regard.engine.reference import Reference
-from regard.engine.relative import relative_output
-from regard.engine.threshold import matrix_of
-from regard.engine.tiled import Tiled
-from regard.heard import listeners
-from regard.plan.blocks import blocks
-from regard.plan.choose import Plan, choose
-from regard.result import Attended
-from regard.spec.precision import without_autocast
-from regard.spec.read import read
-from regard.spec.spec import Inputs, Question, Spec
-from regard.traced import NO_NAME, traced
-from regard.weights import Weights
+from regard.backends.execute import execute
+from regard.backends.fast_path import run_fast_path, store_fast_call
+from regard.backends.protocol import SupportsFastPath
+from regard.backends.registry import BACKENDS, BACKENDS_BY_NAME, weight_tile_source
+from regard.backends.shared.thresholds import weight_inputs
+from regard.call.attention_call import AttentionCall
+from regard.call.parse import parse_call
+from regard.hooks import active_hooks
+from regard.mask import MaskLike
+from regard.normalizer import NormalizerLike
+from regard.plan.choose import Plan, choose_backend
+from regard.plan.tiling import call_coverage
+from regard.result import AttentionResult
+from regard.score import ScoreLike, ValueLike
+from regard.tensors.convert import Array
+from regard.torch_ops.compile_guard import disable_compile
+from regard.torch_ops.compile_lowering import NOT_SERIALIZABLE_MESSAGE, emit_graph_node
+from regard.weights import AttentionWeights
 
-TILED = Tiled()
-NATIVE = Native(otherwise=TILED)
-IN_ORDER: tuple[Engine, ...] = (NATIVE, Fused(otherwise=TILED), TILED, Reference())
+QueryOffsetLike = int | Sequence[int] | Tensor | np.ndarray[Any, Any]
+ShapeOrArray = tuple[int, ...] | Tensor | np.ndarray[Any, Any]
 
 
-def engines() -> tuple[str, ...]:
-    """The names of the engines, in the order in which they are tried.
+class AttentionOptions(TypedDict, total=False):
+    """The keyword arguments of `attention`."""
 
-    Those that keep every pair in memory, `reference` and on the CPU `fused`, run only when asked for.
-    """
-    return tuple(e.name for e in IN_ORDER)
+    score: ScoreLike | None
+    mask: MaskLike | None
+    normalizer: NormalizerLike | None
+    value: ValueLike | None
+    dropout: float
+    seed: int | None
+    query_offset: QueryOffsetLike | None
+    backend: str | None
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
-    score: Any = None,
-    mask: Any = None,
-    weigh: Any = None,
-    value: Any = None,
+    score: ScoreLike | None = None,
+    mask: MaskLike | None = None,
+    normalizer: NormalizerLike | None = None,
+    value: ValueLike | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
-    start: Any = None,
-    engine: str | None = None,
-) -> Any:
-    """The attention of queries over keys and values: o_i = sum_j a_ij g(v_j), exactly, in linear memory.
+    query_offset: QueryOffsetLike | None = None,
+    backend: str | None = None,
+) -> Array:
+    """Compute attention exactly, in memory linear in the sequence length: o_i = sum_j a_ij v_j.
 
-    q is (..., heads, n_q, width), k and v (..., key heads, n_k, width); 3-D means one head, 2-D one sequence. Fewer
-    key heads than query heads are shared in groups. The result has q's dimensions and v's width. NumPy in, NumPy out.
+    By default the weights are a = softmax(q·k/√d), as in `torch.nn.functional.scaled_dot_product_attention`.
 
-    score: how q and k are compared (`regard.score`; None is q·k/√d), or a rule (s, b, h, i, j) on top of that.
-    mask: who may look at whom, True = may (`regard.mask`, a boolean tensor, or a function (b, h, i, j)).
-    weigh: how scores become weights (`regard.weigh`; None is softmax).
-    value: a function of v. dropout: the share of weights left out, decided by `seed` alone.
-    start: where the first query stands among the keys; None is n_k - n_q. engine: None lets the plan choose.
+    Args:
+        q: Queries of shape (..., num_heads, n_q, head_dim). With 3 dimensions there is one head, with 2 one sequence.
+        k: Keys of shape (..., num_kv_heads, n_k, head_dim). num_kv_heads must divide num_heads.
+        v: Values of shape (..., num_kv_heads, n_k, value_dim).
+        score: How queries and keys are compared: a score of `regard.score`, or a function (s, b, h, i, j) that modifies
+            the default score. Default: q·k/√head_dim.
+        mask: Which keys each query may attend to: a mask of `regard.mask`, a boolean tensor (True = may attend), or a
+            function (b, h, i, j). Default: all keys.
+        normalizer: How scores become weights: one of `regard.normalizer`. Default: softmax.
+        value: A function applied to v, or `regard.score.shaw_values`. Default: none.
+        dropout: The probability of dropping a weight. Default: 0.
+        seed: The seed that determines which weights are dropped. Default: a new one in each call.
+        query_offset: The position of the first query among the keys, one integer or one per batch element.
+            Default: n_k - n_q, so that the last query is at the last key.
+        backend: The name of a backend (see `regard.available_backends`). Default: the first that supports the call.
+
+    Returns:
+        The output of shape (..., num_heads, n_q, value_dim), a NumPy array if q is one.
 
     >>> import torch
     >>> q = torch.eye(2)
@@ -73,183 +92,102 @@ def attention(
     tensor([[1.0000],
             [0.3302]])
     """
+    call = AttentionCall(q, k, v, score, mask, normalizer, value, dropout, seed, query_offset, backend)
+    output: Array
     if torch.compiler.is_compiling():
-        node = traced(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
-        return node if node is not None else _outside(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
-    if not listeners():
-        return _now(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
-    told = _told(q, k, v, score, mask, weigh, value, start)
-    output = _now(q, k, v, score, mask, weigh, value, dropout, seed, start, engine)
-    for then in told:
-        output = then(output)
+        node: Any = emit_graph_node(call)
+        output = _graph_break(call) if node is None else node
+        return output
+    hooks = active_hooks.get()
+    callbacks = [hook(call) for hook in hooks] if hooks else ()
+    output = _run(call)
+    for callback in callbacks:
+        output = callback(output)
     return output
 
 
-def _told(
-    q: Any, k: Any, v: Any, score: Any, mask: Any, weigh: Any, value: Any, start: Any
-) -> list[Callable[[Any], Any]]:
-    """Tells who listens what weights and the answer without dropout follow from; what is to be told the answer, and may
-    change it."""
-    asked = {"q": q, "k": k, "v": v, "score": score, "mask": mask, "weigh": weigh, "value": value, "start": start}
-    return [listener(asked) for listener in listeners()]
+def _run(call: AttentionCall) -> Any:
+    output = run_fast_path(call)
+    if output is not None:
+        return output
+    parsed = parse_call(call)
+    execution = execute(parsed, choose_backend(parsed.spec, BACKENDS, call.backend))
+    plan, inputs = execution.plan, execution.inputs
+    backend = BACKENDS_BY_NAME[plan.backend]
+    if isinstance(backend, SupportsFastPath):
+        store_fast_call(call, lambda: backend.make_fast_call(plan.spec, inputs, plan.tiling))
+    return parsed.restore_shape(execution.output)
 
 
-def _now(
-    q: Any,
-    k: Any,
-    v: Any,
-    score: Any,
-    mask: Any,
-    weigh: Any,
-    value: Any,
-    dropout: float,
-    seed: int | None,
-    start: Any,
-    engine: str | None,
-) -> Any:
-    """`attention` outside of any graph."""
-    plain = weigh is None and value is None and start is None and engine is None
-    # by type, not by truth: None, [] and "x" are refused on a repeated call as well
-    plain = plain and (type(dropout) is float or type(dropout) is int) and not dropout
-    plain = plain and (seed is None or type(seed) is int)
-    if plain and (known := repeated(q, k, v, score, mask)) is not None:
-        return known
-    question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-    plan = choose(question.spec, IN_ORDER, engine)
-    output, _, _, inputs = answer(question, plan)
-    if plain and plan.engine == NATIVE.name:
-        remember(q, k, v, score, mask, lambda: NATIVE.repeated(plan.spec, inputs, plan.tiles))
-    return question.shaped(output)
+_graph_break = disable_compile(_run, NOT_SERIALIZABLE_MESSAGE)
 
 
-_outside = runs_eagerly(_now, NO_NAME)
-
-
-@runs_eagerly
-def attend(
-    q: Any,
-    k: Any,
-    v: Any,
+@disable_compile
+def attention_with_weights(
+    q: Array,
+    k: Array,
+    v: Array,
     *,
-    score: Any = None,
-    mask: Any = None,
-    weigh: Any = None,
-    value: Any = None,
+    score: ScoreLike | None = None,
+    mask: MaskLike | None = None,
+    normalizer: NormalizerLike | None = None,
+    value: ValueLike | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
-    start: Any = None,
-    engine: str | None = None,
-) -> Attended:
-    """The same as `attention`, kept open: `.output`, `.weights` (any part, on request), `.lse`, `.plan`.
+    query_offset: QueryOffsetLike | None = None,
+    backend: str | None = None,
+) -> AttentionResult[Array]:
+    """Compute attention and return it with its weights, which are computed when they are indexed or measured.
+
+    The arguments are those of `attention`. The result has the attributes `output`, `weights`, `lse`, `statistic`,
+    `plan` and `seed`. Any row, tile or measure of the weights is exact, at any length.
 
     >>> import torch
     >>> q = torch.eye(2)
-    >>> attend(q, q, q).weights[0].tolist()
+    >>> attention_with_weights(q, q, q).weights[0].tolist()
     [0.6697615385055542, 0.3302384614944458]
     """
-    told = _told(q, k, v, score, mask, weigh, value, start)
-    question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-    plan = choose(question.spec, IN_ORDER, engine)
-    output, statistic, ran, inputs = answer(question, plan)
+    call = AttentionCall(q, k, v, score, mask, normalizer, value, dropout, seed, query_offset, backend)
+    callbacks = [hook(call) for hook in active_hooks.get()]
+    parsed = parse_call(call)
+    output, _, statistic, plan, softmax_plan, inputs = execute(parsed, choose_backend(parsed.spec, BACKENDS, backend))
+    make_inputs = partial(
+        weight_inputs, BACKENDS_BY_NAME[plan.backend], softmax_plan.spec, inputs, plan.tiling, statistic
+    )
+    weights = AttentionWeights(parsed, plan, inputs, statistic, make_inputs, partial(weight_tile_source, softmax_plan))
     exact = torch.float64 if plan.spec.dtype == torch.float64 else torch.float32
-    shaped = None if statistic is None else question.shaped(statistic.to(exact))
-    matrix = partial(_matrix, ran, inputs, statistic)
-    weights = Weights(question, plan, inputs, statistic, matrix, partial(_parts, ran))
-    given = question.shaped(output)
-    for then in told:
-        given = then(given)
-    return Attended(given, weights, question.seed, shaped)
+    row_statistic = None if statistic is None else parsed.restore_shape(statistic.to(exact))
+    result = parsed.restore_shape(output)
+    for callback in callbacks:
+        result = callback(result)
+    return AttentionResult(result, weights, parsed.seed, row_statistic)
 
 
-@runs_eagerly
+@disable_compile
 def explain(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: ShapeOrArray,
+    k: ShapeOrArray,
+    v: ShapeOrArray,
     *,
-    score: Any = None,
-    mask: Any = None,
-    weigh: Any = None,
-    value: Any = None,
+    score: ScoreLike | None = None,
+    mask: MaskLike | None = None,
+    normalizer: NormalizerLike | None = None,
+    value: ValueLike | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
-    start: Any = None,
-    engine: str | None = None,
+    query_offset: QueryOffsetLike | None = None,
+    backend: str | None = None,
 ) -> Plan:
-    """What would run, why, and what it costs; nothing is computed. q, k, v may be shapes alone.
+    """Return the plan of a call: the backend, why the others do not run, the tiles and the cost. Nothing is computed.
 
-    >>> print(explain((8, 4096, 64), (8, 4096, 64), (8, 4096, 64), engine="tiled").engine)
-    tiled
+    The arguments are those of `attention`; q, k and v may also be shapes. Print the plan to read it, or
+    `plan.report(debug=True)` to list the caches as well.
+
+    >>> explain((8, 4096, 64), (8, 4096, 64), (8, 4096, 64), backend="tiled").backend
+    'tiled'
     """
-    question = read(q, k, v, score=score, mask=mask, weigh=weigh, value=value, dropout=dropout, seed=seed, start=start)
-    plan = choose(question.spec, IN_ORDER, engine)
-    return plan.covering(blocks(question.spec, question.captured(), question.start, plan.tiles))
-
-
-def _matrix(plan: Plan, inputs: Inputs, statistic: Tensor | None) -> Matrix:
-    """What any weight follows from."""
-    return matrix_of(_engine(plan), plan.spec, inputs, plan.tiles, statistic)
-
-
-def _parts(plan: Plan, matrix: Matrix) -> Parts:
-    """Who computes parts of the matrix of weights."""
-    found = None
-    if plan.engine == NATIVE.name and matrix.statistic is not None:
-        found = NATIVE.parts(matrix.spec, matrix.inputs, plan.tiles, matrix.statistic)
-    return found or PartsByTorch(matrix, TILED.tiles(matrix.spec))
-
-
-def _engine(plan: Plan) -> Engine:
-    return next(e for e in IN_ORDER if e.name == plan.engine)
-
-
-def answer(
-    question: Question, plan: Plan, n_k: int | Tensor | None = None, places: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor | None, Plan, Inputs]:
-    """Output (batch, heads, n_q, width), row statistic, and what the engine was asked in the end and given.
-
-    `n_k` is the number of keys a weighing counts, where it differs by query; `places` where queries and keys stand, if
-    not where they lie.
-    """
-    engine = _engine(plan)
-    with without_autocast(question.q.device.type):
-        plan, inputs = asked(question, plan, engine)
-        output, statistic = run(engine, spec_to_run(question, plan), plan.tiles, inputs)
-        return finished(question, plan, inputs, output, statistic, n_k, places), statistic, plan, inputs
-
-
-def asked(question: Question, plan: Plan, engine: Engine) -> tuple[Plan, Inputs]:
-    """What the engine is asked and given. Where rows and columns are normalised in turn, all passes but the last are
-    over then."""
-    inputs = question.inputs(engine.exact)
-    if question.weigh.iterations == 1:
-        return plan, inputs
-    spec, inputs = balanced(engine, plan.spec, inputs, question.weigh.iterations)
-    return replace(plan, spec=spec), inputs
-
-
-def spec_to_run(question: Question, plan: Plan) -> Spec:
-    """The spec that the engine runs: where a factor follows, the output is rounded after the factor, not before."""
-    spec = plan.spec
-    return spec if question.weigh.factor is None else replace(spec, dtype=spec.precision)
-
-
-def finished(
-    question: Question,
-    plan: Plan,
-    inputs: Inputs,
-    output: Tensor,
-    statistic: Tensor | None,
-    n_k: int | Tensor | None = None,
-    places: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
-    """What an engine gave, with what is done to it afterwards: relative values, the factor of a weighing."""
-    if question.relative_values is not None:
-        output = output + relative_output(Matrix(plan.spec, inputs, statistic), question.relative_values, places)
-    if question.weigh.factor is not None:
-        share = question.weigh.factor(statistic, plan.spec.n_k if n_k is None else n_k)
-        # in the precision of the sums: the gradient of a learned factor is a sum over all rows
-        output = output.to(torch.promote_types(output.dtype, plan.spec.precision)) * (
-            share.unsqueeze(-1) if isinstance(share, Tensor) and share.dim() else share
-        )
-    return output.to(plan.spec.dtype)
+    call = AttentionCall(q, k, v, score, mask, normalizer, value, dropout, seed, query_offset, backend)
+    parsed = parse_call(call)
+    plan = choose_backend(parsed.spec, BACKENDS, backend)
+    coverage = call_coverage(parsed.spec, parsed.captured_tensors(), parsed.query_offset, plan.tiling)
+    return plan.with_coverage(coverage)

@@ -1,6 +1,6 @@
-"""Checks of arguments: each returns the value as its type, or raises a `SpecError` that names the argument.
+"""Argument checks: each function returns the converted value, or raises an `ArgumentError` that names the argument.
 
-heads = positive_int(heads, "heads")
+num_heads = positive_int(num_heads, "num_heads")
 dropout = probability(dropout, "dropout")
 """
 
@@ -13,41 +13,42 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.errors import BudgetError, SpecError
+from regard.errors import ArgumentError, BudgetError
 
 T = TypeVar("T")
-WHOLE_NUMBERS = (int, np.integer, torch.SymInt)
-NUMBERS = (*WHOLE_NUMBERS, float, np.floating, torch.SymFloat)
-MAX_SIZE = 2**31 - 1  # of one dimension
+INTEGER_TYPES = (int, np.integer, torch.SymInt)
+NUMBER_TYPES = (*INTEGER_TYPES, float, np.floating, torch.SymFloat)
+MAX_DIM_SIZE = 2**31 - 1
 MAX_SEED = 2**63 - 1
-MAX_PARAMETER_BYTES = 2**42  # of one parameter; the largest published ones have 2**35
-DTYPES = {"floats": "floating point numbers", "integers": "whole numbers", "booleans": "booleans"}
+MAX_PARAMETER_BYTES = 2**42  # the largest published parameters have 2**35 bytes
+DTYPE_KINDS = {"floats": "floating point numbers", "integers": "integers", "booleans": "booleans"}
 
 
-def whole_number(value: Any, name: str, *, at_least: int | None = None, at_most: int | None = None) -> int:
-    """The value as an int. Booleans and floats are refused."""
-    if not isinstance(value, WHOLE_NUMBERS) or isinstance(value, bool):
-        raise SpecError(f"{name} must be a whole number{_range(at_least, at_most)}; got {describe(value)}.")
-    _check_range(value, name, "a whole number", at_least, at_most)
+def integer(value: Any, name: str, *, at_least: int | None = None, at_most: int | None = None) -> int:
+    """Return the value as an int. Booleans and floats raise an error."""
+    if not isinstance(value, INTEGER_TYPES) or isinstance(value, bool):
+        raise ArgumentError(f"{name} must be an integer{_range_text(at_least, at_most)}; got {describe(value)}.")
+    _check_range(value, name, "an integer", at_least, at_most)
     return value if isinstance(value, torch.SymInt) else int(value)  # type: ignore[return-value]  # a SymInt is one
 
 
 def positive_int(value: Any, name: str) -> int:
-    return whole_number(value, name, at_least=1)
+    """Return the value as an int of at least 1."""
+    return integer(value, name, at_least=1)
 
 
 def size(value: Any, name: str) -> int:
-    """The value as the size of a dimension: a whole number from 1 to 2**31 - 1."""
-    return whole_number(value, name, at_least=1, at_most=MAX_SIZE)
+    """Return the value as the size of a dimension: an int from 1 to 2**31 - 1."""
+    return integer(value, name, at_least=1, at_most=MAX_DIM_SIZE)
 
 
 def seed(value: Any, name: str = "seed") -> int:
-    """The value as the seed of a generator: a whole number from 0 to 2**63 - 1."""
-    return whole_number(value, name, at_least=0, at_most=MAX_SEED)
+    """Return the value as the seed of a random generator: an int from 0 to 2**63 - 1."""
+    return integer(value, name, at_least=0, at_most=MAX_SEED)
 
 
-def parameter(name: str, *shape: int) -> None:
-    """Refuses a parameter of this shape before its memory is allocated, if no machine could hold it."""
+def parameter_size(name: str, *shape: int) -> None:
+    """Raise `BudgetError` before a parameter of this shape is allocated, if it exceeds `MAX_PARAMETER_BYTES`."""
     bytes_needed = 4 * math.prod(shape)
     if bytes_needed > MAX_PARAMETER_BYTES:
         raise BudgetError(
@@ -57,69 +58,74 @@ def parameter(name: str, *shape: int) -> None:
 
 
 def flag(value: Any, name: str) -> bool:
-    """The value, which is True or False."""
+    """Return the value as a bool."""
     if not isinstance(value, (bool, np.bool_)):
-        raise SpecError(f"{name} must be True or False; got {describe(value)}.")
+        raise ArgumentError(f"{name} must be True or False; got {describe(value)}.")
     return bool(value)
 
 
-def text(value: Any, name: str) -> str:
-    """The value, which is a string."""
+def string(value: Any, name: str) -> str:
+    """Return the value, a string."""
     return instance(value, name, str, "a string")
 
 
 def device(value: Any, name: str = "device") -> torch.device:
-    """The value as a device of torch; a string names one."""
+    """Return the value as a `torch.device`; a string names one."""
     if isinstance(value, str):
         try:
             return torch.device(value)
         except RuntimeError:
             pass
-    return instance(value, name, torch.device, "a device of torch, such as 'cpu' or 'cuda:0'")
+    return instance(value, name, torch.device, "a torch device such as 'cpu' or 'cuda:0'")
 
 
 def finite_number(
     value: Any, name: str, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None
 ) -> float:
-    """The value as a float. NaN, infinities and booleans are refused."""
-    limits = _range(at_least, at_most, above)
-    if not isinstance(value, NUMBERS) or isinstance(value, bool):
-        raise SpecError(f"{name} must be a number{limits}; got {describe(value)}.")
+    """Return the value as a float. NaN, infinities and booleans raise an error."""
+    limits = _range_text(at_least, at_most, above)
+    if not isinstance(value, NUMBER_TYPES) or isinstance(value, bool):
+        raise ArgumentError(f"{name} must be a number{limits}; got {describe(value)}.")
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return value  # type: ignore[return-value]  # its value is not known while a graph is traced
     if not _is_finite(value) or (above is not None and value <= above):
-        raise SpecError(f"{name} must be a finite number{limits}; got {describe(value)}.")
+        raise ArgumentError(f"{name} must be a finite number{limits}; got {describe(value)}.")
     _check_range(value, name, "a number", at_least, at_most, above)
     return float(value)
 
 
 def probability(value: Any, name: str, *, below_one: bool = False) -> float:
-    """The value as a float from 0 to 1."""
-    if not isinstance(value, NUMBERS) or isinstance(value, bool) or not 0 <= value <= 1 or (below_one and value == 1):
+    """Return the value as a float from 0 to 1; `below_one` excludes 1."""
+    if (
+        not isinstance(value, NUMBER_TYPES)
+        or isinstance(value, bool)
+        or not 0 <= value <= 1
+        or (below_one and value == 1)
+    ):
         limits = "at least 0 and less than 1" if below_one else "from 0 to 1"
-        raise SpecError(f"{name} must be a number {limits}; got {describe(value)}.")
+        raise ArgumentError(f"{name} must be a number {limits}; got {describe(value)}.")
     return float(value)
 
 
 def choice(value: Any, name: str, options: Collection[T]) -> T:
-    """The value, which is one of the options."""
+    """Return the value, one of the options."""
     for option in options:
         if type(value) is type(option) and value == option:
             return option
-    raise SpecError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
+    raise ArgumentError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
 
 
-def instance(value: Any, name: str, kind: type[T] | tuple[type[T], ...], expected: str) -> T:
-    """The value, which is an instance of the class, or of one of several; `expected` completes "must be"."""
-    if not isinstance(value, kind):
-        raise SpecError(f"{name} must be {expected}; got {describe(value)}.")
+def instance(value: Any, name: str, types: type[T] | tuple[type[T], ...], expected: str) -> T:
+    """Return the value, an instance of one of the types; `expected` completes "must be" in the error."""
+    if not isinstance(value, types):
+        raise ArgumentError(f"{name} must be {expected}; got {describe(value)}.")
     return value
 
 
 def function(value: Any, name: str, signature: str) -> Any:
-    """The value, which can be called."""
+    """Return the value, a callable; `signature` completes "must be a function" in the error."""
     if not callable(value):
-        raise SpecError(f"{name} must be a function {signature}; got {describe(value)}.")
+        raise ArgumentError(f"{name} must be a function {signature}; got {describe(value)}.")
     return value
 
 
@@ -129,60 +135,60 @@ def tensor(
     *,
     shape: tuple[int | str, ...] | None = None,
     dims: Collection[int] | None = None,
-    dtype: str | None = None,
+    dtype_kind: str | None = None,
 ) -> Tensor:
-    """The value, which is a tensor.
+    """Return the value, a tensor.
 
-    `shape` has a number for each size that is fixed and a name for each that is free: (batch, n, 64) is
-    ("batch", "n", 64). `dims` lists the allowed numbers of dimensions. `dtype` is "floats", "integers" or "booleans".
+    `shape` has a number for each fixed size and a name for each free size, such as ("batch", "n", 64).
+    `dims` lists the allowed numbers of dimensions. `dtype_kind` is "floats", "integers" or "booleans".
     """
     if not isinstance(value, Tensor):
-        raise SpecError(f"{name} must be a tensor{_shape_text(shape)}; got {describe(value)}.")
+        raise ArgumentError(f"{name} must be a tensor{_of_shape_text(shape)}; got {describe(value)}.")
     if shape is not None and not _has_shape(value, shape):
-        raise SpecError(f"{name} must have shape {_shape(shape)}; got {tuple(value.shape)}.")
+        raise ArgumentError(f"{name} must have shape {_format_shape(shape)}; got {tuple(value.shape)}.")
     if dims is not None and value.dim() not in dims:
         allowed = " or ".join(str(n) for n in dims)
-        raise SpecError(f"{name} must have {allowed} dimensions; got shape {tuple(value.shape)}.")
-    if dtype is not None and not _has_dtype(value, dtype):
-        raise SpecError(f"{name} must hold {DTYPES[dtype]}; got {value.dtype}.")
+        raise ArgumentError(f"{name} must have {allowed} dimensions; got shape {tuple(value.shape)}.")
+    if dtype_kind is not None and not _has_dtype(value, dtype_kind):
+        raise ArgumentError(f"{name} must hold {DTYPE_KINDS[dtype_kind]}; got {value.dtype}.")
     return value
 
 
-def same_floats(tensors: Mapping[str, Tensor | None], *, least_dims: int = 0) -> None:
-    """Tensors by name, None left out: floating point numbers of one dtype on one device.
+def same_float_dtype(tensors: Mapping[str, Tensor | None], *, min_dims: int = 0) -> None:
+    """Check that the tensors (by name; None is skipped) are floats of one dtype on one device.
 
-    Autocast mixes dtypes on purpose, so there only whole numbers and booleans are refused.
+    Under autocast the float dtypes may differ.
     """
-    named = {name: x for name, x in tensors.items() if x is not None}
-    for name, x in named.items():
-        tensor(x, name, dtype="floats")
-        if x.dim() < least_dims:
-            raise SpecError(f"{name} must have at least {least_dims} dimensions; got shape {tuple(x.shape)}.")
-    kinds = {(x.device, x.dtype) for x in named.values()}
-    if len(kinds) > 1 and not torch.is_autocast_enabled(next(iter(named.values())).device.type):
-        got = ", ".join(f"{name} {x.dtype} on {x.device}" for name, x in named.items())
-        raise SpecError(f"{', '.join(named)} must have one dtype and one device; got {got}.")
+    present = {name: x for name, x in tensors.items() if x is not None}
+    for name, x in present.items():
+        tensor(x, name, dtype_kind="floats")
+        if x.dim() < min_dims:
+            raise ArgumentError(f"{name} must have at least {min_dims} dimensions; got shape {tuple(x.shape)}.")
+    kinds = {(x.device, x.dtype) for x in present.values()}
+    if len(kinds) > 1 and not torch.is_autocast_enabled(next(iter(present.values())).device.type):
+        got = ", ".join(f"{name} {x.dtype} on {x.device}" for name, x in present.items())
+        raise ArgumentError(f"{', '.join(present)} must have one dtype and one device; got {got}.")
 
 
 def array(value: Any, name: str, *, dims: Collection[int] | None = None) -> NDArray[np.float64]:
-    """The value as an array of float64: a tensor, an array, or nested lists of numbers. It may hold NaN."""
+    """Return a tensor, an array or nested lists of numbers as a float64 array. NaN is allowed."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = value.double().numpy() if not value.is_complex() else value.numpy()
     try:
-        plain = np.asarray(value)
+        values = np.asarray(value)
     except (TypeError, ValueError, OverflowError):
-        plain = np.asarray(None)
-    if plain.dtype.kind not in "biuf":
-        raise SpecError(f"{name} must be a tensor, an array or lists of real numbers; got {describe(value)}.")
-    if dims is not None and plain.ndim not in dims:
+        values = np.asarray(None)
+    if values.dtype.kind not in "biuf":
+        raise ArgumentError(f"{name} must be a tensor, an array or lists of real numbers; got {describe(value)}.")
+    if dims is not None and values.ndim not in dims:
         allowed = " or ".join(str(n) for n in dims)
-        raise SpecError(f"{name} must have {allowed} dimensions; got shape {plain.shape}.")
-    return plain.astype(np.float64)
+        raise ArgumentError(f"{name} must have {allowed} dimensions; got shape {values.shape}.")
+    return values.astype(np.float64)
 
 
 def describe(value: Any) -> str:
-    """A value in an error message: short values in full, others by their type and size."""
+    """Describe a value in an error message: short values in full, others by type and size."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
     if isinstance(value, np.ndarray):
@@ -193,7 +199,7 @@ def describe(value: Any) -> str:
     return f"{type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (list, tuple, dict, set)) else "")
 
 
-def _range(at_least: float | None, at_most: float | None, above: float | None = None) -> str:
+def _range_text(at_least: float | None, at_most: float | None, above: float | None = None) -> str:
     if above is not None:
         return f" above {above}" + (f" and at most {at_most}" if at_most is not None else "")
     if at_least is not None and at_most is not None:
@@ -204,12 +210,12 @@ def _range(at_least: float | None, at_most: float | None, above: float | None = 
 
 
 def _check_range(
-    value: Any, name: str, kind: str, at_least: float | None, at_most: float | None, above: float | None = None
+    value: Any, name: str, noun: str, at_least: float | None, at_most: float | None, above: float | None = None
 ) -> None:
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return
     if (at_least is not None and value < at_least) or (at_most is not None and value > at_most):
-        raise SpecError(f"{name} must be {kind}{_range(at_least, at_most, above)}; got {describe(value)}.")
+        raise ArgumentError(f"{name} must be {noun}{_range_text(at_least, at_most, above)}; got {describe(value)}.")
 
 
 def _is_finite(value: Any) -> bool:
@@ -224,17 +230,17 @@ def _has_shape(value: Tensor, shape: tuple[int | str, ...]) -> bool:
     return value.dim() == len(shape) and all(isinstance(size, str) or n == size for n, size in sizes)
 
 
-def _has_dtype(value: Tensor, dtype: str) -> bool:
-    if dtype == "floats":
+def _has_dtype(value: Tensor, dtype_kind: str) -> bool:
+    if dtype_kind == "floats":
         return value.is_floating_point()
-    if dtype == "booleans":
+    if dtype_kind == "booleans":
         return value.dtype == torch.bool
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
-def _shape(shape: tuple[int | str, ...]) -> str:
+def _format_shape(shape: tuple[int | str, ...]) -> str:
     return f"({', '.join(str(size) for size in shape)}{',' if len(shape) == 1 else ''})"
 
 
-def _shape_text(shape: tuple[int | str, ...] | None) -> str:
-    return "" if shape is None else f" of shape {_shape(shape)}"
+def _of_shape_text(shape: tuple[int | str, ...] | None) -> str:
+    return "" if shape is None else f" of shape {_format_shape(shape)}"

@@ -1,15 +1,16 @@
-"""What attention and the layers around it cost, as exact formulas: whole numbers in, whole numbers out.
+"""FLOPs, bytes and parameters of attention and transformer layers, as exact integer formulas.
 
-A FLOP is one multiplication or one addition, so the product of (m, k) and (k, n) costs 2mkn. `Flops` counts
-products only; `softmax` and `additive_scores` give what is no product. Bytes are bytes, neither MB nor MiB.
-In formulas: n tokens, m queries, D model width, H heads, G key heads, d a head's width, F feed-forward width.
+A FLOP is one multiplication or one addition, so the product of (m, k) and (k, n) matrices costs 2mkn. `Flops` counts
+matrix products; `softmax` and `additive_scores` count elementwise operations. Bytes are bytes, neither MB nor MiB.
+Symbols: n tokens, m queries, D embed_dim, H num_heads, G num_kv_heads, d head_dim, F ffn_dim, V vocab_size,
+B batch_size.
 
-    >>> from regard import cost
-    >>> cost.attention(n_q=4096, n_k=4096, width=64, heads=8).total
-    34359738368
-    >>> model = 12 * cost.layer(1024, 768, heads=12) + cost.vocabulary(1024, 768, entries=50257)
-    >>> cost.training(model).total
-    874944921600
+>>> from regard import cost
+>>> cost.attention(n_q=4096, n_k=4096, head_dim=64, num_heads=8).total
+34359738368
+>>> model = 12 * cost.layer(1024, 768, num_heads=12) + cost.lm_head(1024, 768, vocab_size=50257)
+>>> cost.training(model).total
+874944921600
 """
 
 from collections.abc import Mapping
@@ -18,374 +19,539 @@ from fractions import Fraction
 from types import MappingProxyType
 
 from regard.argument_types import check_types
-from regard.errors import SpecError
+from regard.errors import ArgumentError
+
+__all__ = [
+    "COMPLEXITIES",
+    "Complexity",
+    "Flops",
+    "activation_bytes",
+    "additive_scores",
+    "attention",
+    "attention_weights_bytes",
+    "backward",
+    "causal_pairs",
+    "crossover_length",
+    "decode_intensity",
+    "feed_forward",
+    "gpt2_parameters",
+    "kv_cache_bytes",
+    "layer",
+    "layer_parameters",
+    "lm_head",
+    "projections",
+    "six_n_d",
+    "softmax",
+    "training",
+    "vit_parameters",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs by part. Costs add up (`layer(...) + vocabulary(...)`) and repeat (`12 * layer(...)`)."""
+    """FLOPs by part of the model. Costs add up (`layer(...) + lm_head(...)`) and repeat (`12 * layer(...)`).
+
+    >>> 2 * Flops(scores=10, values=10) + Flops(feed_forward=5)
+    Flops(projections=0, scores=20, values=20, feed_forward=5, lm_head=0)
+    """
 
     projections: int = 0
     scores: int = 0
     values: int = 0
     feed_forward: int = 0
-    vocabulary: int = 0
+    lm_head: int = 0
 
     @property
     def attention(self) -> int:
-        """What grows with the pairs: scores and weighted values."""
+        """The part proportional to the number of pairs: scores and weighted values."""
         return self.scores + self.values
 
     @property
-    def rest(self) -> int:
-        """What grows with the tokens: 2 FLOPs a token for each entry of a matrix."""
-        return self.projections + self.feed_forward + self.vocabulary
+    def non_attention(self) -> int:
+        """The part proportional to the number of tokens: 2 FLOPs per token and matrix entry."""
+        return self.projections + self.feed_forward + self.lm_head
 
     @property
     def total(self) -> int:
-        return self.attention + self.rest
+        """The sum of all parts."""
+        return self.attention + self.non_attention
 
     def __add__(self, other: "Flops") -> "Flops":
         return Flops(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def __mul__(self, times: int) -> "Flops":
-        _check(0, times=times)
-        return Flops(*(times * part for part in astuple(self)))
+    def __mul__(self, count: int) -> "Flops":
+        _check_ints(0, count=count)
+        return Flops(*(count * part for part in astuple(self)))
 
     __rmul__ = __mul__
 
 
 # ---- forward -----------------------------------------------------------------------------------------------
-def causal_pairs(n_q: int, n_k: int, *, start: int | None = None) -> int:
-    """How many (query, key) pairs a causal head sees: n(n+1)/2 when square.
+def causal_pairs(n_q: int, n_k: int, *, query_offset: int | None = None) -> int:
+    """Return the number of (query, key) pairs that a causal mask allows: n(n+1)/2 for n_q = n_k = n.
 
-    Query i stands at `start + i`; `start` defaults to n_k - n_q, as in `regard.attention`.
+    Query i is at position query_offset + i; `query_offset` defaults to n_k - n_q, as in `regard.attention`.
 
     >>> causal_pairs(512, 512), causal_pairs(1, 512)
     (131328, 512)
     """
-    _check(0, n_q=n_q, n_k=n_k)
-    start = n_k - n_q if start is None else start
-    _check(None, start=start)
+    _check_ints(0, n_q=n_q, n_k=n_k)
+    query_offset = n_k - n_q if query_offset is None else query_offset
+    _check_ints(None, query_offset=query_offset)
 
-    def seen_before(position: int) -> int:
-        rising = min(max(position, 0), n_k)
-        return rising * (rising + 1) // 2 + max(position - n_k, 0) * n_k
+    def pairs_before(position: int) -> int:
+        triangle = min(max(position, 0), n_k)
+        return triangle * (triangle + 1) // 2 + max(position - n_k, 0) * n_k
 
-    return seen_before(start + n_q) - seen_before(start)
+    return pairs_before(query_offset + n_q) - pairs_before(query_offset)
 
 
 def attention(
     n_q: int,
     n_k: int,
-    width: int,
+    head_dim: int,
     *,
-    value_width: int | None = None,
-    heads: int = 1,
-    batch: int = 1,
+    v_head_dim: int | None = None,
+    num_heads: int = 1,
+    batch_size: int = 1,
     pairs: int | None = None,
 ) -> Flops:
-    """QK' and AV for q of shape (batch, heads, n_q, width): 4mnd a head, causal 2n(n+1)d.
+    """Return the FLOPs of QKᵀ and AV: 4mnd per head, or 2n(n+1)d with a causal mask.
 
-    `width` is one head's. `pairs` is how many one head sees: all of them, or say `causal_pairs(n_q, n_k)`.
-    Key heads are not asked for: fewer of them save memory, not FLOPs.
+    The number of key heads has no effect: grouped-query attention saves memory, not FLOPs.
+
+    Args:
+        n_q: Number of queries.
+        n_k: Number of keys.
+        head_dim: Dimension of each query and key head.
+        v_head_dim: Dimension of each value head. Default: head_dim.
+        num_heads: Number of query heads. Default: 1.
+        batch_size: Default: 1.
+        pairs: Number of (query, key) pairs per head that the mask allows, such as `causal_pairs(n_q, n_k)`.
+            Default: n_q * n_k.
+
+    >>> attention(1024, 1024, 64, num_heads=12, pairs=causal_pairs(1024, 1024)).total
+    1612185600
     """
-    _check(1, width=width)
-    value_width = width if value_width is None else value_width
-    _check(1, value_width=value_width)
-    seen = _seen(n_q, n_k, heads, batch, pairs)
-    return Flops(scores=2 * seen * width, values=2 * seen * value_width)
+    _check_ints(1, head_dim=head_dim)
+    v_head_dim = head_dim if v_head_dim is None else v_head_dim
+    _check_ints(1, v_head_dim=v_head_dim)
+    total_pairs = _total_pairs(n_q, n_k, num_heads, batch_size, pairs)
+    return Flops(scores=2 * total_pairs * head_dim, values=2 * total_pairs * v_head_dim)
 
 
-def softmax(n_q: int, n_k: int, *, heads: int = 1, batch: int = 1, pairs: int | None = None) -> int:
-    """An estimate: 5 operations a pair (maximum, difference, exponential, sum, quotient)."""
-    return 5 * _seen(n_q, n_k, heads, batch, pairs)
+def softmax(n_q: int, n_k: int, *, num_heads: int = 1, batch_size: int = 1, pairs: int | None = None) -> int:
+    """Return an estimate of the operations of softmax: 5 per pair (maximum, difference, exponential, sum, quotient).
+
+    The parameters are those of `attention`.
+
+    >>> softmax(1024, 1024, num_heads=12)
+    62914560
+    """
+    return 5 * _total_pairs(n_q, n_k, num_heads, batch_size, pairs)
 
 
 def additive_scores(
-    n_q: int, n_k: int, hidden: int, *, heads: int = 1, batch: int = 1, pairs: int | None = None
+    n_q: int, n_k: int, hidden_dim: int, *, num_heads: int = 1, batch_size: int = 1, pairs: int | None = None
 ) -> int:
-    """u' tanh(a_i + b_j) over `hidden` numbers: 3 mn hidden (sum, product, sum); tanh is not counted."""
-    _check(1, hidden=hidden)
-    return 3 * _seen(n_q, n_k, heads, batch, pairs) * hidden
+    """Return the operations of Bahdanau's score uᵀ tanh(a_i + b_j): 3mn · hidden_dim, not counting tanh.
+
+    The other parameters are those of `attention`.
+
+    >>> additive_scores(10, 20, 64)
+    38400
+    """
+    _check_ints(1, hidden_dim=hidden_dim)
+    return 3 * _total_pairs(n_q, n_k, num_heads, batch_size, pairs) * hidden_dim
 
 
 def projections(
     n_q: int,
     n_k: int,
-    width: int,
+    embed_dim: int,
     *,
-    heads: int = 1,
-    key_heads: int | None = None,
-    head_width: int | None = None,
-    output: bool = True,
-    batch: int = 1,
+    num_heads: int = 1,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    has_output_projection: bool = True,
+    batch_size: int = 1,
 ) -> Flops:
-    """q from n_q tokens, k and v from n_k tokens (in self-attention the same), and the output projection.
+    """Return the FLOPs of the projections of q (n_q tokens), k and v (n_k tokens) and the output.
 
-    Self-attention 8nD², without the output 6nD², grouped 4nD² + 4nDGd. `width` is that of the model.
+    Self-attention costs 8nD², without the output projection 6nD², with grouped key heads 4nD² + 4nDGd.
+
+    Args:
+        n_q: Number of query tokens.
+        n_k: Number of key tokens; n_q in self-attention.
+        embed_dim: Dimension of the model.
+        num_heads: Number of query heads. Default: 1.
+        num_kv_heads: Number of key heads. Default: num_heads.
+        head_dim: Dimension of each head. Default: embed_dim / num_heads.
+        has_output_projection: Whether to count the output projection. Default: True.
+        batch_size: Default: 1.
+
+    >>> projections(1024, 1024, 768).total == 8 * 1024 * 768**2
+    True
     """
-    _check_flag(output=output)
-    _check(0, n_q=n_q, n_k=n_k, batch=batch)
-    query_columns, key_columns = _columns(width, heads, key_heads, head_width)
-    products = n_q * query_columns * (2 if output else 1) + 2 * n_k * key_columns
-    return Flops(projections=2 * batch * width * products)
+    _check_bools(has_output_projection=has_output_projection)
+    _check_ints(0, n_q=n_q, n_k=n_k, batch_size=batch_size)
+    query_columns, key_columns = _projection_columns(embed_dim, num_heads, num_kv_heads, head_dim)
+    products = n_q * query_columns * (2 if has_output_projection else 1) + 2 * n_k * key_columns
+    return Flops(projections=2 * batch_size * embed_dim * products)
 
 
 def feed_forward(
-    length: int, width: int, feed_forward: int | None = None, *, gated: bool = False, batch: int = 1
+    seq_len: int, embed_dim: int, ffn_dim: int | None = None, *, gated: bool = False, batch_size: int = 1
 ) -> Flops:
-    """Two matrices, 4nDF, or three when gated, 6nDF. F is 4 * width by default; 0 means no such part."""
-    _check_flag(gated=gated)
-    _check(1, width=width)
-    feed_forward = 4 * width if feed_forward is None else feed_forward
-    _check(0, length=length, feed_forward=feed_forward, batch=batch)
-    return Flops(feed_forward=(6 if gated else 4) * batch * length * width * feed_forward)
+    """Return the FLOPs of a feed-forward layer: 4nDF for two matrices, 6nDF for three (`gated=True`).
+
+    `seq_len` is the number of tokens n of each of `batch_size` sequences. `ffn_dim` defaults to 4 * embed_dim; 0 means
+    no feed-forward layer.
+
+    >>> feed_forward(1024, 768).total == 4 * 1024 * 768 * 3072
+    True
+    """
+    _check_bools(gated=gated)
+    _check_ints(1, embed_dim=embed_dim)
+    ffn_dim = 4 * embed_dim if ffn_dim is None else ffn_dim
+    _check_ints(0, seq_len=seq_len, ffn_dim=ffn_dim, batch_size=batch_size)
+    return Flops(feed_forward=(6 if gated else 4) * batch_size * seq_len * embed_dim * ffn_dim)
 
 
-def vocabulary(length: int, width: int, entries: int, *, one_hot_input: bool = False, batch: int = 1) -> Flops:
-    """The output head, 2nDV. Embedding is a look-up and free; `one_hot_input=True` counts it as a product,
-    as published tables do that print 12nDV for training."""
-    _check_flag(one_hot_input=one_hot_input)
-    _check(0, length=length, entries=entries, batch=batch)
-    _check(1, width=width)
-    return Flops(vocabulary=(4 if one_hot_input else 2) * batch * length * width * entries)
+def lm_head(
+    seq_len: int, embed_dim: int, vocab_size: int, *, one_hot_input: bool = False, batch_size: int = 1
+) -> Flops:
+    """Return the FLOPs of the output head: 2nDV, for `seq_len` tokens n, `embed_dim` D and `vocab_size` V.
 
+    The input embedding is a lookup and costs nothing. `one_hot_input=True` counts it as a product, for comparison with
+    published tables that give 12nDV for training.
 
-_feed_forward = feed_forward  # `layer` has an argument of that name
+    >>> lm_head(1024, 768, 50257).total == 2 * 1024 * 768 * 50257
+    True
+    """
+    _check_bools(one_hot_input=one_hot_input)
+    _check_ints(0, seq_len=seq_len, vocab_size=vocab_size, batch_size=batch_size)
+    _check_ints(1, embed_dim=embed_dim)
+    return Flops(lm_head=(4 if one_hot_input else 2) * batch_size * seq_len * embed_dim * vocab_size)
 
 
 def layer(
-    length: int,
-    width: int,
+    seq_len: int,
+    embed_dim: int,
     *,
-    heads: int = 1,
-    key_heads: int | None = None,
-    head_width: int | None = None,
-    feed_forward: int | None = None,
+    num_heads: int = 1,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    ffn_dim: int | None = None,
     gated: bool = False,
     pairs: int | None = None,
-    batch: int = 1,
+    batch_size: int = 1,
 ) -> Flops:
-    """Self-attention with its four projections, and a feed-forward part.
+    """Return the FLOPs of a transformer layer: projections, self-attention and a feed-forward layer.
 
-    For a decoder's cross-attention add `projections(m, n, ...) + attention(m, n, ...)`.
+    The parameters are those of `projections`, `attention` and `feed_forward`. For the cross-attention of a decoder add
+    `projections(m, n, ...) + attention(m, n, ...)`.
 
     >>> layer(1024, 768).total, layer(1024, 768, pairs=causal_pairs(1024, 1024)).total
     (17716740096, 16107700224)
     """
-    _check_flag(gated=gated)
-    _check(0, length=length)
-    each = _columns(width, heads, key_heads, head_width)[0] // heads
+    _check_bools(gated=gated)
+    _check_ints(0, seq_len=seq_len)
+    head_dim = _projection_columns(embed_dim, num_heads, num_kv_heads, head_dim)[0] // num_heads
     return (
-        projections(length, length, width, heads=heads, key_heads=key_heads, head_width=each, batch=batch)
-        + attention(length, length, each, heads=heads, batch=batch, pairs=pairs)
-        + _feed_forward(length, width, feed_forward, gated=gated, batch=batch)
+        projections(
+            seq_len,
+            seq_len,
+            embed_dim,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            batch_size=batch_size,
+        )
+        + attention(seq_len, seq_len, head_dim, num_heads=num_heads, batch_size=batch_size, pairs=pairs)
+        + feed_forward(seq_len, embed_dim, ffn_dim, gated=gated, batch_size=batch_size)
     )
 
 
 @check_types
-def crossing(forward: Flops, length: int) -> Fraction:
-    """The length at which attention costs as much as the rest, from the cost at any one length.
+def crossover_length(forward: Flops, seq_len: int) -> Fraction:
+    """Return the sequence length at which attention costs as much as the rest of the model.
 
-    Attention grows as n², the rest as n; the seen part of the pairs is taken to stay what it is. Half of them
-    is causal in the limit; causal exactly, with its diagonal, crosses one token earlier.
+    `forward` is the cost at any length `seq_len`. Attention grows as n² and the rest as n, if the mask allows the same
+    fraction of pairs at every length. A causal mask allows half of the pairs in the limit; its exact count, with the
+    diagonal, crosses one token earlier.
 
-    >>> crossing(layer(1024, 768), 1024) / 768, crossing(layer(1024, 768, pairs=1024**2 // 2), 1024) / 768
-    (Fraction(6, 1), Fraction(12, 1))
+    >>> crossover_length(layer(1024, 768), 1024) / 768
+    Fraction(6, 1)
+    >>> crossover_length(layer(1024, 768, pairs=1024**2 // 2), 1024) / 768
+    Fraction(12, 1)
     """
-    _check(1, length=length)
-    _must(forward.attention > 0, f"forward must contain attention; got {forward}. Add attention(...) to it.")
-    return Fraction(length * forward.rest, forward.attention)
+    _check_ints(1, seq_len=seq_len)
+    _raise_unless(forward.attention > 0, f"forward must contain attention; got {forward}. Add attention(...) to it.")
+    return Fraction(seq_len * forward.non_attention, forward.attention)
 
 
 # ---- training ----------------------------------------------------------------------------------------------
 @check_types
 def backward(forward: Flops, *, recompute: bool = False) -> Flops:
-    """Twice the forward: a product for the gradient of each factor. `recompute=True` computes the scores once
-    more, as engines in linear memory do: attention costs 10n²D instead of 8n²D."""
+    """Return the FLOPs of the backward pass: twice the forward pass, one product for the gradient of each factor.
+
+    `recompute=True` counts the scores once more, as attention in linear memory does: 10n²D instead of 8n²D.
+
+    >>> backward(Flops(scores=10, values=10), recompute=True).total
+    50
+    """
     return 2 * forward + Flops(scores=forward.scores if recompute else 0)
 
 
 @check_types
 def training(forward: Flops, *, recompute: bool = False) -> Flops:
-    """Forward and backward: attention 12n²D, projections 24nD², feed-forward 12nDF or 18nDF, head 6nDV."""
+    """Return the FLOPs of a forward and a backward pass.
+
+    Attention costs 12n²D, projections 24nD², a feed-forward layer 12nDF (gated 18nDF) and the output head 6nDV.
+
+    >>> training(Flops(scores=10, values=10)).total
+    60
+    """
     return forward + backward(forward, recompute=recompute)
 
 
-def six_n_d(parameters: int, tokens: int, *, layers: int = 0, width: int = 0, keys_seen: int = 0) -> int:
-    """Training by the rule 6 N tokens, corrected by attention's 12 layers D keys_seen a token.
+def six_n_d(
+    num_parameters: int, num_tokens: int, *, num_layers: int = 0, embed_dim: int = 0, keys_per_query: int = 0
+) -> int:
+    """Return the training FLOPs by the rule 6N per token, plus 12 · num_layers · D · keys_per_query for attention.
 
-    N counts entries of matrices: the output head, not the looked-up embedding (`rest // 2` of a model's cost
-    at length 1). `keys_seen` is how many keys a token sees on average: the length, or half of it when causal.
+    Args:
+        num_parameters: N, the entries of all matrices: with the output head, without the input embedding. It is
+            `non_attention // 2` of the cost of a model at length 1.
+        num_tokens: Number of training tokens.
+        num_layers: Number of layers, for the attention term. Default: 0, no attention term.
+        embed_dim: Dimension of the model, for the attention term.
+        keys_per_query: Average number of visible keys of a token: the length, or half of it with a causal mask.
 
-    >>> six_n_d(124_000_000, 10**9), six_n_d(124_000_000, 10**9, layers=12, width=768, keys_seen=1024)
+    >>> six_n_d(124_000_000, 10**9), six_n_d(124_000_000, 10**9, num_layers=12, embed_dim=768, keys_per_query=1024)
     (744000000000000000, 857246208000000000)
     """
-    _check(0, parameters=parameters, tokens=tokens, layers=layers, width=width, keys_seen=keys_seen)
-    return tokens * (6 * parameters + 12 * layers * width * keys_seen)
+    _check_ints(
+        0,
+        num_parameters=num_parameters,
+        num_tokens=num_tokens,
+        num_layers=num_layers,
+        embed_dim=embed_dim,
+        keys_per_query=keys_per_query,
+    )
+    return num_tokens * (6 * num_parameters + 12 * num_layers * embed_dim * keys_per_query)
 
 
 # ---- memory ------------------------------------------------------------------------------------------------
-def stored_weights(
-    n_q: int, n_k: int, *, heads: int = 1, layers: int = 1, batch: int = 1, bytes_per_number: int = 4
+def attention_weights_bytes(
+    n_q: int, n_k: int, *, num_heads: int = 1, num_layers: int = 1, batch_size: int = 1, bytes_per_element: int = 4
 ) -> int:
-    """Bytes of all weight matrices where they are kept: batch layers H mn bytes. Linear memory keeps none.
+    """Return the bytes of all attention matrices if they are stored: B · num_layers · H · mn · bytes_per_element.
 
-    >>> stored_weights(512, 512, heads=12, layers=12) == 144 * 2**20
+    `n_q` and `n_k` are the numbers of queries and keys. Attention in linear memory stores none of these matrices.
+
+    >>> attention_weights_bytes(512, 512, num_heads=12, num_layers=12) == 144 * 2**20
     True
     """
-    _check(0, layers=layers)
-    _check(1, bytes_per_number=bytes_per_number)
-    return layers * bytes_per_number * _seen(n_q, n_k, heads, batch, None)
+    _check_ints(0, num_layers=num_layers)
+    _check_ints(1, bytes_per_element=bytes_per_element)
+    return num_layers * bytes_per_element * _total_pairs(n_q, n_k, num_heads, batch_size, None)
 
 
-def activations(
-    length: int, width: int, heads: int, *, layers: int = 1, batch: int = 1, recompute: bool = False
+def activation_bytes(
+    seq_len: int, embed_dim: int, num_heads: int, *, num_layers: int = 1, batch_size: int = 1, recompute: bool = False
 ) -> int:
-    """An estimate of the bytes training keeps: layers batch n (34D + 5Hn) (Korthikanti et al., 2205.05198).
+    """Return an estimate of the activation bytes of training: num_layers · B · n (34D + 5Hn).
 
-    For 16-bit numbers, dropout, and a plain feed-forward part of 4D. `recompute=True` leaves out 5Hn.
+    The formula is that of Korthikanti et al. (2022). It assumes 16-bit activations, dropout and ffn_dim = 4D.
+    `recompute=True` omits 5Hn, the attention matrices.
+
+    >>> activation_bytes(1024, 768, 12, num_layers=12)
+    1075838976
     """
-    _check_flag(recompute=recompute)
-    _check(0, length=length, layers=layers, batch=batch)
-    _check(1, width=width, heads=heads)
-    return layers * batch * length * (34 * width + (0 if recompute else 5 * heads * length))
+    _check_bools(recompute=recompute)
+    _check_ints(0, seq_len=seq_len, num_layers=num_layers, batch_size=batch_size)
+    _check_ints(1, embed_dim=embed_dim, num_heads=num_heads)
+    return num_layers * batch_size * seq_len * (34 * embed_dim + (0 if recompute else 5 * num_heads * seq_len))
 
 
-def cache(
-    length: int, *, layers: int, key_heads: int, head_width: int, batch: int = 1, bytes_per_number: int = 2
+def kv_cache_bytes(
+    seq_len: int, *, num_layers: int, num_kv_heads: int, head_dim: int, batch_size: int = 1, bytes_per_element: int = 2
 ) -> int:
-    """Bytes of the keys and values kept while generating: 2 layers G d n batch bytes.
+    """Return the bytes of the KV cache: 2 · num_layers · G · d · n · B · bytes_per_element.
 
-    >>> cache(4096, layers=32, key_heads=8, head_width=128) == 512 * 2**20
+    `seq_len` is the number of cached tokens n, `num_kv_heads` is G, `head_dim` is d and `batch_size` is B.
+
+    >>> kv_cache_bytes(4096, num_layers=32, num_kv_heads=8, head_dim=128) == 512 * 2**20
     True
     """
-    _check(0, length=length, layers=layers, batch=batch)
-    _check(1, key_heads=key_heads, head_width=head_width, bytes_per_number=bytes_per_number)
-    return 2 * layers * key_heads * head_width * length * batch * bytes_per_number
+    _check_ints(0, seq_len=seq_len, num_layers=num_layers, batch_size=batch_size)
+    _check_ints(1, num_kv_heads=num_kv_heads, head_dim=head_dim, bytes_per_element=bytes_per_element)
+    return 2 * num_layers * num_kv_heads * head_dim * seq_len * batch_size * bytes_per_element
 
 
-def decode_intensity(heads: int, key_heads: int, *, bytes_per_number: int = 2) -> Fraction:
-    """FLOPs of attention for a byte of cache read when generating: H/G · 2/bytes, whatever the length."""
-    _columns(heads, heads, key_heads, None)
-    read = cache(1, layers=1, key_heads=key_heads, head_width=1, bytes_per_number=bytes_per_number)
-    return Fraction(attention(1, 1, 1, heads=heads).total, read)
+def decode_intensity(num_heads: int, num_kv_heads: int, *, bytes_per_element: int = 2) -> Fraction:
+    """Return the arithmetic intensity of decoding: FLOPs of attention per byte of KV cache, H/G · 2/bytes_per_element.
+
+    `num_heads` is H and `num_kv_heads` is G. The intensity does not depend on the length.
+
+    >>> decode_intensity(32, 8)
+    Fraction(4, 1)
+    """
+    _projection_columns(num_heads, num_heads, num_kv_heads, None)
+    cache_bytes = kv_cache_bytes(
+        1, num_layers=1, num_kv_heads=num_kv_heads, head_dim=1, bytes_per_element=bytes_per_element
+    )
+    return Fraction(attention(1, 1, 1, num_heads=num_heads).total, cache_bytes)
 
 
 # ---- parameters --------------------------------------------------------------------------------------------
-def block_parameters(width: int, feed_forward: int | None = None) -> int:
-    """One layer with its biases and two norms: 4D² + 4D + 2DF + F + D + 4D; F is 4 * width by default."""
-    _check(1, width=width)
-    hidden = 4 * width if feed_forward is None else feed_forward
-    _check(1, feed_forward=hidden)
-    return 4 * width**2 + 4 * width + 2 * width * hidden + hidden + width + 4 * width
+def layer_parameters(embed_dim: int, ffn_dim: int | None = None) -> int:
+    """Return the parameters of a layer with biases and two layer norms: 4D² + 4D + 2DF + F + D + 4D.
+
+    `ffn_dim` defaults to 4 * embed_dim.
+
+    >>> layer_parameters(768)
+    7087872
+    """
+    _check_ints(1, embed_dim=embed_dim)
+    ffn_dim = 4 * embed_dim if ffn_dim is None else ffn_dim
+    _check_ints(1, ffn_dim=ffn_dim)
+    return 4 * embed_dim**2 + 4 * embed_dim + 2 * embed_dim * ffn_dim + ffn_dim + embed_dim + 4 * embed_dim
 
 
 @check_types
-def gpt2_parameters(*, layers: int = 12, width: int = 768, vocabulary: int = 50257, length: int = 1024) -> int:
-    """Token table (also the output head), positions, blocks, last norm: 124,439,808 for GPT-2 small."""
-    _check(0, layers=layers, vocabulary=vocabulary, length=length)
-    return (vocabulary + length) * width + layers * block_parameters(width) + 2 * width
+def gpt2_parameters(*, num_layers: int = 12, embed_dim: int = 768, vocab_size: int = 50257, max_len: int = 1024) -> int:
+    """Return the parameters of GPT-2: token embedding (shared with the output head), positions, layers, last norm.
+
+    The defaults are those of GPT-2 small.
+
+    >>> gpt2_parameters()
+    124439808
+    """
+    _check_ints(0, num_layers=num_layers, vocab_size=vocab_size, max_len=max_len)
+    return (vocab_size + max_len) * embed_dim + num_layers * layer_parameters(embed_dim) + 2 * embed_dim
 
 
 @check_types
 def vit_parameters(
-    *, layers: int = 12, width: int = 768, image: int = 224, patch: int = 16, classes: int = 1000
+    *, num_layers: int = 12, embed_dim: int = 768, image_size: int = 224, patch_size: int = 16, num_classes: int = 1000
 ) -> int:
-    """Patch projection, class token, positions, blocks, last norm, classifier: 86,567,656 for ViT-B/16."""
-    _check(0, layers=layers, classes=classes)
-    _check(1, image=image, patch=patch)
-    _must(
-        image % patch == 0,
-        f"image must be a multiple of patch; got image={image}, patch={patch}. Resize the image.",
+    """Return the parameters of a ViT: patch projection, class token, positions, layers, last norm, classifier.
+
+    The defaults are those of ViT-B/16.
+
+    >>> vit_parameters()
+    86567656
+    """
+    _check_ints(0, num_layers=num_layers, num_classes=num_classes)
+    _check_ints(1, image_size=image_size, patch_size=patch_size)
+    _raise_unless(
+        image_size % patch_size == 0,
+        f"image_size must be a multiple of patch_size; got image_size={image_size}, patch_size={patch_size}. "
+        "Resize the image.",
     )
-    tokens = (image // patch) ** 2 + 1
-    embedding = 3 * patch**2 * width + width + width + tokens * width
-    return embedding + layers * block_parameters(width) + 2 * width + (width + 1) * classes
+    num_tokens = (image_size // patch_size) ** 2 + 1
+    embedding = 3 * patch_size**2 * embed_dim + embed_dim + embed_dim + num_tokens * embed_dim
+    return embedding + num_layers * layer_parameters(embed_dim) + 2 * embed_dim + (embed_dim + 1) * num_classes
 
 
 # ---- growth ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Growth:
-    """How one head's time grows, and what it holds beyond inputs and outputs, in its paper's parallel form;
-    `steps` that must follow one another and the longest `path` between two tokens, where the papers say."""
+class Complexity:
+    """The complexity of one head in the parallel form of its paper.
+
+    Attributes:
+        time: Operations.
+        memory: Numbers stored beyond inputs and outputs.
+        sequential_operations: Operations that must follow one another, if the papers give them.
+        max_path_length: Longest path between two tokens, if the papers give it.
+    """
 
     time: str
     memory: str
-    steps: str | None = None
-    path: str | None = None
+    sequential_operations: str | None = None
+    max_path_length: str | None = None
 
 
-# n tokens, d width, w window or kernel, m landmarks, features or compressed length, a additive hidden width,
-# r hashing rounds
-GROWTH: Mapping[str, Growth] = MappingProxyType(
+# n tokens, d head_dim, w window or kernel size, m landmarks, features or compressed length, a hidden_dim of additive
+# scores, r hashing rounds
+COMPLEXITIES: Mapping[str, Complexity] = MappingProxyType(
     {
-        "self-attention": Growth("O(n² d)", "O(n²)", "O(1)", "O(1)"),
-        "self-attention, streamed": Growth("O(n² d)", "O(n)", "O(1)", "O(1)"),
-        "cross-attention": Growth("O(n_q n_k d)", "O(n_q n_k)", "O(1)", "O(1)"),
-        "additive": Growth("O(n² a)", "O(n² a)", "O(1)", "O(1)"),
-        "recurrent": Growth("O(n d²)", "O(d)", "O(n)", "O(n)"),
-        "convolution": Growth("O(w n d²)", "O(1)", "O(1)", "O(log_w n)"),
-        "window": Growth("O(n w d)", "O(n w)", "O(1)", "O(n/w)"),
-        "longformer": Growth("O(n w d)", "O(n w)"),
-        "sparse transformer": Growth("O(n √n d)", "O(n √n)"),
-        "routing": Growth("O(n √n d)", "O(n √n)"),
-        "reformer": Growth("O(n log n d r)", "O(n log n r)"),
-        "linformer": Growth("O(n m d)", "O(n m + m d)"),
-        "performer": Growth("O(n m d)", "O(n m + m d)"),
-        "nystromformer": Growth("O(n m d + m³)", "O(n m + m²)"),
-        "linear": Growth("O(n d²)", "O(n d + d²)"),
+        "self-attention": Complexity("O(n² d)", "O(n²)", "O(1)", "O(1)"),
+        "self-attention, streamed": Complexity("O(n² d)", "O(n)", "O(1)", "O(1)"),
+        "cross-attention": Complexity("O(n_q n_k d)", "O(n_q n_k)", "O(1)", "O(1)"),
+        "additive": Complexity("O(n² a)", "O(n² a)", "O(1)", "O(1)"),
+        "recurrent": Complexity("O(n d²)", "O(d)", "O(n)", "O(n)"),
+        "convolution": Complexity("O(w n d²)", "O(1)", "O(1)", "O(log_w n)"),
+        "window": Complexity("O(n w d)", "O(n w)", "O(1)", "O(n/w)"),
+        "longformer": Complexity("O(n w d)", "O(n w)"),
+        "sparse transformer": Complexity("O(n √n d)", "O(n √n)"),
+        "routing": Complexity("O(n √n d)", "O(n √n)"),
+        "reformer": Complexity("O(n log n d r)", "O(n log n r)"),
+        "linformer": Complexity("O(n m d)", "O(n m + m d)"),
+        "performer": Complexity("O(n m d)", "O(n m + m d)"),
+        "nystromformer": Complexity("O(n m d + m³)", "O(n m + m²)"),
+        "linear": Complexity("O(n d²)", "O(n d + d²)"),
     }
 )
 
 
-def _seen(n_q: int, n_k: int, heads: int, batch: int, pairs: int | None) -> int:
-    """Pairs that all heads of the batch see together."""
-    _check(0, n_q=n_q, n_k=n_k, batch=batch)
-    _check(1, heads=heads)
+def _total_pairs(n_q: int, n_k: int, num_heads: int, batch_size: int, pairs: int | None) -> int:
+    """Return the number of visible pairs of all heads and batch elements."""
+    _check_ints(0, n_q=n_q, n_k=n_k, batch_size=batch_size)
+    _check_ints(1, num_heads=num_heads)
     pairs = n_q * n_k if pairs is None else pairs
-    _check(0, pairs=pairs)
-    _must(
+    _check_ints(0, pairs=pairs)
+    _raise_unless(
         pairs <= n_q * n_k,
-        f"pairs must be at most n_q * n_k = {n_q * n_k}; got pairs={pairs}. Count those of one head.",
+        f"pairs must be at most n_q * n_k = {n_q * n_k}; got pairs={pairs}. Count the pairs of one head.",
     )
-    return batch * heads * pairs
+    return batch_size * num_heads * pairs
 
 
-def _columns(width: int, heads: int, key_heads: int | None, head_width: int | None) -> tuple[int, int]:
-    """Columns of the query projection, H d, and of the key projection, G d."""
-    _check(1, width=width, heads=heads)
-    key_heads = heads if key_heads is None else key_heads
-    _check(1, key_heads=key_heads)
-    _must(
-        heads % key_heads == 0,
-        f"heads must be a multiple of key_heads; got heads={heads}, key_heads={key_heads}. Change either.",
+def _projection_columns(
+    embed_dim: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None
+) -> tuple[int, int]:
+    """Return the columns of the query projection, H d, and of the key projection, G d."""
+    _check_ints(1, embed_dim=embed_dim, num_heads=num_heads)
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    _check_ints(1, num_kv_heads=num_kv_heads)
+    _raise_unless(
+        num_heads % num_kv_heads == 0,
+        f"num_heads must be a multiple of num_kv_heads; got num_heads={num_heads}, num_kv_heads={num_kv_heads}. "
+        "Change either.",
     )
-    _must(
-        head_width is not None or width % heads == 0,
-        f"width must be a multiple of heads; got width={width}, heads={heads}. Otherwise give head_width.",
+    _raise_unless(
+        head_dim is not None or embed_dim % num_heads == 0,
+        f"embed_dim must be a multiple of num_heads; got embed_dim={embed_dim}, num_heads={num_heads}. "
+        "Otherwise pass head_dim.",
     )
-    head_width = width // heads if head_width is None else head_width
-    _check(1, head_width=head_width)
-    return heads * head_width, key_heads * head_width
+    head_dim = embed_dim // num_heads if head_dim is None else head_dim
+    _check_ints(1, head_dim=head_dim)
+    return num_heads * head_dim, num_kv_heads * head_dim
 
 
-def _check(least: int | None, **numbers: object) -> None:
-    """Python ints only: a float would round large counts, and a NumPy integer would overflow."""
+def _check_ints(minimum: int | None, **numbers: object) -> None:
+    """Require Python ints: a float would round large counts, and a NumPy integer would overflow."""
     for name, number in numbers.items():
-        bound = "" if least is None else f" of at least {least}"
-        _must(
-            isinstance(number, int) and not isinstance(number, bool) and (least is None or number >= least),
-            f"{name} must be a whole number{bound}; got {name}={number!r}. Give it as a Python int.",
+        bound = "" if minimum is None else f" of at least {minimum}"
+        _raise_unless(
+            isinstance(number, int) and not isinstance(number, bool) and (minimum is None or number >= minimum),
+            f"{name} must be an integer{bound}; got {name}={number!r}. Pass a Python int.",
         )
 
 
-def _must(holds: bool, message: str) -> None:
-    if not holds:
-        raise SpecError(message)
+def _raise_unless(condition: bool, message: str) -> None:
+    if not condition:
+        raise ArgumentError(message)
 
 
-def _check_flag(**flags: object) -> None:
+def _check_bools(**flags: object) -> None:
     for name, flag in flags.items():
-        _must(isinstance(flag, bool), f"{name} must be True or False; got {name}={flag!r}. Give it as a Python bool.")
+        _raise_unless(isinstance(flag, bool), f"{name} must be True or False; got {name}={flag!r}. Pass a Python bool.")

@@ -1,41 +1,58 @@
-"""Every exception regard raises on purpose. A message says what must hold, what was got, and what to do."""
+"""Exceptions of regard. A message states the requirement, the value that was given, and how to fix it."""
+
+__all__ = [
+    "ArgumentError",
+    "BackendError",
+    "BudgetError",
+    "LoadError",
+    "MissingDependencyError",
+    "OutOfRangeError",
+    "RankError",
+    "RegardError",
+    "SaveError",
+    "TraceError",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 class RegardError(Exception):
-    """The root of all of them, so that one `except` catches every refusal of this library."""
+    """Base class of all exceptions that regard raises."""
 
 
-class SpecError(RegardError, ValueError):
-    """The question itself is not well formed: shapes, dtypes or arguments that cannot go together."""
+class ArgumentError(RegardError, ValueError):
+    """An argument is invalid, or arguments do not fit together: shapes, dtypes, options."""
 
 
-class OutOfRangeError(SpecError, IndexError):
-    """An index is beyond what it counts: layers, heads, queries or keys."""
+class OutOfRangeError(ArgumentError, IndexError):
+    """An index of a layer, head, query or key is out of range."""
 
 
 class TraceError(RegardError, TypeError):
-    """A Python function could not be read as a formula."""
+    """A Python function could not be traced into an expression."""
 
 
-class EngineError(RegardError, RuntimeError):
-    """An engine was asked for by name and objects, or no engine takes the question."""
+class BackendError(RegardError, RuntimeError):
+    """The requested backend, or every backend, does not support the call."""
 
 
 class BudgetError(RegardError, MemoryError):
-    """What was asked for would take more memory than the budget allows."""
+    """A computation would need more memory than its budget allows."""
 
 
-class MissingError(RegardError, ImportError):
-    """An optional package that this needs is not installed."""
+class MissingDependencyError(RegardError, ImportError):
+    """An optional package that a function needs is not installed."""
 
 
 class LoadError(RegardError, ValueError):
-    """A file cannot be read: it is damaged, of another kind, or does not fit the model it is meant for."""
+    """A file cannot be read: it is damaged, has another format, or does not fit the model."""
 
 
 class SaveError(RegardError, OSError):
-    """A file cannot be written: the disk is full, or the folder does not allow it."""
+    """A file cannot be written: the disk is full, or the folder is not writable."""
 
 
 class RankError(RegardError, RuntimeError):
-    """Ranks that should answer together do not agree, or one of them does not answer."""
+    """The calls of distributed ranks do not match, or a rank does not respond."""

@@ -1,42 +1,53 @@
-"""What a call gives back when it is kept open."""
+"""The result of `attention_with_weights`."""
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Generic
 
-from regard.errors import SpecError
+from regard.errors import ArgumentError
 from regard.plan.choose import Plan
-from regard.weights import Weights
+from regard.tensors.convert import Array
+from regard.weights import AttentionWeights
 
 
 @dataclass(frozen=True, eq=False)
-class Attended:
-    """The answer, open for inspection.
+class AttentionResult(Generic[Array]):
+    """The output of a call with everything that can be derived from it.
 
-    `output` is what `attention` returns; `weights` gives any part of the attention matrix, computed when it is asked
-    for; `plan` says how the answer was found; `statistic` has the number of each row that its weights follow from, if
-    they need one; `seed` is the one dropout used.
+    Attributes:
+        output: The output of `attention`, of shape (..., num_heads, n_q, value_dim).
+        weights: The attention matrix. Its entries are computed when they are indexed or measured.
+        seed: The seed of the dropout.
+        statistic: The row statistic (..., num_heads, n_q) that the weights follow from, such as the log-sum-exp of
+            softmax; None for a normalizer without one.
+
+    >>> import regard, torch
+    >>> x = torch.eye(3)
+    >>> result = regard.attention_with_weights(x, x, x)
+    >>> result.output.shape, result.weights.shape, result.lse.shape
+    (torch.Size([3, 3]), (3, 3), torch.Size([3]))
     """
 
-    output: Any
-    weights: Weights
+    output: Array
+    weights: AttentionWeights
     seed: int
-    statistic: Any
+    statistic: Array | None
 
     @cached_property
     def plan(self) -> Plan:
-        """How the answer was found, with the tiles that the mask left."""
+        """The plan of the call, with the backend that ran and the tiles that the mask left."""
         return self.weights.plan
 
     @property
-    def lse(self) -> Any:
-        """log sum exp of each row's scores: with it, answers for parts of the keys can be merged."""
-        if self.weights.iterations > 1:
-            raise SpecError(
-                "lse must come from softmax or a sink; sinkhorn has one a row and one a column, and no lse."
+    def lse(self) -> Array:
+        """The log-sum-exp of each row's scores (..., num_heads, n_q), for `regard.merge_states`."""
+        if self.weights.normalizer_iterations > 1:
+            raise ArgumentError(
+                "lse requires the softmax or sink normalizer; got sinkhorn, which has a log-sum-exp per row and per "
+                "column."
             )
-        normaliser = self.plan.spec.normaliser
-        if normaliser.statistic != "lse":
-            instead = f"has {normaliser.statistic}, in `statistic`" if normaliser.statistic else "has no row statistic"
-            raise SpecError(f"lse must come from softmax or a sink; {normaliser.name} {instead}.")
+        normalizer = self.plan.spec.normalizer
+        if normalizer.statistic != "lse" or self.statistic is None:
+            reason = f"whose statistic is {normalizer.statistic}" if normalizer.statistic else "which has no statistic"
+            raise ArgumentError(f"lse requires the softmax or sink normalizer; got {normalizer.name}, {reason}.")
         return self.statistic

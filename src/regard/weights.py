@@ -1,6 +1,6 @@
-"""The attention matrix that is never there: any part of it, computed exactly when it is asked for.
+"""The attention matrix as a lazy array: entries are computed exactly when they are indexed or measured.
 
-a_ij follows from q_i, k_j and one number a row, so indexing computes just those entries, and measures run over tiles.
+a_ij follows from q_i, k_j and one statistic per row, so indexing computes only the selected entries.
 """
 
 import functools
@@ -15,213 +15,251 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.engine.dense import block, positions_of
-from regard.engine.parts import NOTHING, Matrix, Part, Parts, Wanted
-from regard.errors import BudgetError, OutOfRangeError, SpecError
-from regard.measure import Measure, Measured, WeightTile
-from regard.plan.blocks import blocks, strips
+from regard.backends.shared.dense import make_positions, score_block
+from regard.backends.shared.weight_tiles import (
+    EMPTY_REQUEST,
+    WeightInputs,
+    WeightTileData,
+    WeightTileRequest,
+    WeightTileSource,
+)
+from regard.call.spec import BackendInputs, ParsedCall
+from regard.errors import ArgumentError, BudgetError, OutOfRangeError
+from regard.expr.coverage import TileCoverage
+from regard.measure import Measure, Measurements, WeightTile
 from regard.plan.choose import Plan
-from regard.spec.array import as_tensor
-from regard.spec.finite import all_finite
-from regard.spec.precision import without_autocast
-from regard.spec.regions import Cover
-from regard.spec.spec import Inputs, Question
+from regard.plan.tiling import call_coverage, query_strips
+from regard.tensors.convert import as_tensor
+from regard.tensors.nonfinite import all_finite
+from regard.tensors.precision import without_autocast
 
 
-class Weights:
-    """The weights a_ij of one call, before dropout, as an array that computes what is taken from it.
+class AttentionWeights:
+    """The weights a_ij of one call, before dropout, as a lazy array of shape (..., num_heads, n_q, n_k).
 
-    Index it like a tensor: whole numbers, slices, `...` and lists, each acting on its own dimension. The result is
-    differentiable. `measure` reduces all of it in one pass over tiles; `dense` makes it, if it is small.
+    Indexing takes integers, slices, `...`, and lists or 1-D tensors of integers or booleans. Each index applies to its
+    own dimension. The result is differentiable. `measure` reduces the matrix tile by tile, and `to_dense` returns
+    all of it.
+
+    >>> import regard
+    >>> x = torch.eye(3)
+    >>> weights = regard.attention_with_weights(x, x, x, mask=regard.mask.causal()).weights
+    >>> weights
+    AttentionWeights(shape=(3, 3), computed on request)
+    >>> weights[1, :2]
+    tensor([0.3595, 0.6405])
     """
 
     def __init__(
         self,
-        question: Question,
+        call: ParsedCall,
         plan: Plan,
-        inputs: Inputs,
+        inputs: BackendInputs,
         statistic: Tensor | None,
-        matrix: Callable[[], Matrix],
-        parts: Callable[[Matrix], Parts],
+        make_matrix: Callable[[], WeightInputs],
+        make_tile_source: Callable[[WeightInputs], WeightTileSource],
     ) -> None:
-        self._question, self._plan, self._inputs, self._statistic = question, plan, inputs, statistic
-        self._found, self._parts = matrix, parts  # what weights follow from, and who computes tiles of them
+        self._call, self._plan, self._inputs, self._statistic = call, plan, inputs, statistic
+        self._make_matrix, self._make_tile_source = make_matrix, make_tile_source
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The caller's dimensions before the length, then (n_q, n_k)."""
-        return (*self._question.leading, self._plan.spec.n_q, self._plan.spec.n_k)
+        """The leading dimensions of the call, then (n_q, n_k)."""
+        return (*self._call.leading_shape, self._plan.spec.n_q, self._plan.spec.n_k)
 
     @property
-    def iterations(self) -> int:
-        """How often rows were normalised: more than once where columns were as well."""
-        return self._question.weigh.iterations
+    def normalizer_iterations(self) -> int:
+        """The number of Sinkhorn iterations; 1 for every other normalizer."""
+        return self._call.normalizer.iterations
 
     @property
     def plan(self) -> Plan:
-        """How the call was answered, with the tiles that its mask left."""
-        return self._plan.covering(self._cover)
+        """The plan of the call, with the tiles that the mask left."""
+        return self._plan.with_coverage(self._cover)
 
     @cached_property
-    def _cover(self) -> Cover:
-        return blocks(self._plan.spec, self._inputs.tensors, self._inputs.start, self._plan.tiles)
+    def _cover(self) -> TileCoverage:
+        return call_coverage(self._plan.spec, self._inputs.tensors, self._inputs.query_offset, self._plan.tiling)
 
     @cached_property
-    def _matrix(self) -> Matrix:
-        return self._found()
+    def _matrix(self) -> WeightInputs:
+        return self._make_matrix()
 
     def __repr__(self) -> str:
-        return f"Weights(shape={self.shape}, computed on request)"
+        return f"AttentionWeights(shape={self.shape}, computed on request)"
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        raise SpecError(
-            "weights are computed on request and not walked through; index them, or make them with dense()."
+        raise ArgumentError(
+            "weights cannot be iterated, because they are computed when indexed. Index them, or compute all of them "
+            "with to_dense()."
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.asarray(self.dense(), dtype=dtype)
+        return np.asarray(self.to_dense(), dtype=dtype)
 
     def __getitem__(self, index: Any) -> Any:
-        chosen = _indices(index, self.shape)
-        *leading, i, j = (c if isinstance(c, Tensor) else torch.tensor([c]) for c in chosen)
-        b, h = self._heads(list(leading))
+        positions = _parse_index(index, self.shape)
+        *leading, i, j = (p if isinstance(p, Tensor) else torch.tensor([p]) for p in positions)
+        b, h = self._batch_and_head_indices(list(leading))
         with without_autocast(self._inputs.q.device.type):
-            found = self._entries(b, h, i, j)
+            entries = self._entries(b, h, i, j)
         if self._plan.spec.dtype != torch.float64:
-            found = found.float()
-        whole = found.reshape([len(c) for c in (*leading, i, j)])
-        whole = whole[tuple(0 if isinstance(c, int) else slice(None) for c in chosen)]
-        return whole.detach().cpu().numpy() if self._question.is_numpy else whole
+            entries = entries.float()
+        entries = entries.reshape([len(axis) for axis in (*leading, i, j)])
+        entries = entries[tuple(0 if isinstance(p, int) else slice(None) for p in positions)]
+        return entries.detach().cpu().numpy() if self._call.is_numpy else entries
 
-    def dense(self, budget: str | float = "1GB") -> Any:
-        """All of it as one tensor, refused beyond the budget."""
-        number = torch.empty((), dtype=self._plan.spec.precision).element_size()
-        needed = number * self._plan.cost.pairs
-        if needed > byte_count(budget):
+    def to_dense(self, budget: str | float = "1GB") -> Any:
+        """Return all weights as one tensor of shape `shape`.
+
+        `budget` is the maximum size in bytes, a number or a text such as "512MiB". Default: "1GB". A larger matrix
+        raises `BudgetError`.
+
+        >>> import regard
+        >>> x = torch.eye(2)
+        >>> regard.attention_with_weights(x, x, x, mask=regard.mask.causal()).weights.to_dense()
+        tensor([[1.0000, 0.0000],
+                [0.3302, 0.6698]])
+        """
+        element_size = torch.empty((), dtype=self._plan.spec.score_dtype).element_size()
+        num_bytes = element_size * self._plan.cost.pairs
+        if num_bytes > parse_byte_count(budget):
             raise BudgetError(
-                f"the dense weights {self.shape} must fit the budget of {budget}; they take {needed:,} bytes. "
-                "Index the rows you need, use measure(...), or give a larger budget."
+                f"the dense weights {self.shape} must fit the budget of {budget}; they take {num_bytes:,} bytes. "
+                "Index the rows you need, use measure(...), or pass a larger budget."
             )
         return self[...]
 
-    def measure(self, *measures: Measure) -> Measured:
-        """Any number of measures in one pass over the tiles that are not empty, in the order given.
+    def measure(self, *measures: Measure) -> Measurements:
+        """Compute measures of `regard.measure` in one pass over the nonempty tiles; return the results in order.
 
         >>> import regard
+        >>> from regard import measure
         >>> x = torch.randn(100, 8)
-        >>> found = regard.attend(x, x, x).weights.measure(regard.measure.entropy, regard.measure.top(3))
-        >>> found.entropy.shape, found.top.indices.shape
+        >>> results = regard.attention_with_weights(x, x, x).weights.measure(measure.entropy, measure.topk(3))
+        >>> results.entropy.shape, results.topk.indices.shape
         (torch.Size([100]), torch.Size([100, 3]))
         """
         for measure in measures:
             if not isinstance(measure, Measure):
-                raise SpecError(f"measure takes measures such as measure.entropy; got {measure!r}.")
+                raise ArgumentError(
+                    f"measures must be those of regard.measure, such as measure.entropy; got {measure!r}."
+                )
         with torch.no_grad(), without_autocast(self._inputs.q.device.type):
-            running = [m.begin(self._plan.spec, self._inputs) for m in measures]
-            wanted = functools.reduce(operator.or_, (state.wanted for state in running), NOTHING)
-            for tile in self._tiles(wanted):
-                for state in running:
-                    state.step(tile)
-            return Measured(measures, [state.finish(self._question.shaped) for state in running])
+            states = [m.make_state(self._plan.spec, self._inputs) for m in measures]
+            requirements = functools.reduce(operator.or_, (state.requirements for state in states), EMPTY_REQUEST)
+            for tile in self._tiles(requirements):
+                for state in states:
+                    state.update(tile)
+            return Measurements(measures, [state.compute(self._call.restore_shape) for state in states])
 
-    def _heads(self, leading: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Batch elements and heads from the caller's leading dimensions, the outer ones counted through."""
-        sizes = list(self._question.leading)
+    def _batch_and_head_indices(self, leading: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Turn indices of the leading dimensions into indices of the flattened batch and of the heads."""
+        sizes = list(self._call.leading_shape)
         zero = torch.zeros(1, dtype=torch.int64)
-        h = leading.pop() if self._question.has_heads else zero
+        h = leading.pop() if self._call.has_heads else zero
         b = zero
         for index, size in zip(leading, sizes, strict=False):
             b = (b[:, None] * size + index).flatten()
         return b, h
 
     def _entries(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        spec, inputs, rows = self._matrix.spec, self._matrix.inputs, self._matrix.statistic
+        spec, inputs, row_statistic = self._matrix.spec, self._matrix.inputs, self._matrix.statistic
         device = inputs.q.device
         b, h, i, j = (x.to(device) for x in (b, h, i, j))
-        q = inputs.q[b][:, h][:, :, i].to(spec.precision)
-        k = inputs.k[b][:, h // spec.group][:, :, j].to(spec.precision)
-        positions = positions_of(spec, inputs, b, h, i, j)
-        found = block(spec, inputs, positions, q, k, all_finite(q, k))
-        statistic = None if rows is None else rows[b][:, h][:, :, i].unsqueeze(-1)
-        weights = self._matrix.weights(found.scores, statistic)
-        share = self._share()
-        return weights * (share[b][:, h][:, :, i].unsqueeze(-1) if isinstance(share, Tensor) else share)
+        q = inputs.q[b][:, h][:, :, i].to(spec.score_dtype)
+        k = inputs.k[b][:, h // spec.queries_per_kv_head][:, :, j].to(spec.score_dtype)
+        positions = make_positions(spec, inputs, b, h, i, j)
+        block = score_block(spec, inputs, positions, q, k, all_finite(q, k))
+        statistic = None if row_statistic is None else row_statistic[b][:, h][:, :, i].unsqueeze(-1)
+        weights = self._matrix.weights(block.scores, statistic)
+        factor = self._normalizer_factor()
+        return weights * (factor[b][:, h][:, :, i].unsqueeze(-1) if isinstance(factor, Tensor) else factor)
 
-    def _share(self) -> Tensor | float:
-        """By how much the weighing shrinks all weights, or those of each row."""
-        factor, spec = self._question.weigh.factor, self._plan.spec
-        share = 1.0 if factor is None else factor(self._statistic, spec.n_k)
-        return share.expand(spec.lengths[:3]) if isinstance(share, Tensor) else share
+    def _normalizer_factor(self) -> Tensor | float:
+        """Return the factor of the normalizer for all weights, or for each row, (batch, heads, n_q)."""
+        function, spec = self._call.normalizer.factor, self._plan.spec
+        factor = 1.0 if function is None else function(self._statistic, spec.n_k)
+        return factor.expand(spec.score_shape[:3]) if isinstance(factor, Tensor) else factor
 
-    def _tiles(self, wanted: Wanted) -> Iterator[WeightTile]:
-        spec, inputs, parts, share = self._plan.spec, self._inputs, self._parts(self._matrix), self._share()
-        shrinks = self._question.weigh.factor is not None
-        if shrinks:  # then what is known of weights is made of them, when they have been shrunk
-            wanted = Wanted(pairs=True)
-        tiles = parts.tiles(wanted)
-        for strip in strips(spec, blocks(spec, inputs.tensors, inputs.start, tiles), tiles):
+    def _tiles(self, requirements: WeightTileRequest) -> Iterator[WeightTile]:
+        spec, inputs = self._plan.spec, self._inputs
+        source, factor = self._make_tile_source(self._matrix), self._normalizer_factor()
+        has_factor = self._call.normalizer.factor is not None
+        if has_factor:  # statistics of the kernel would lack the factor
+            requirements = WeightTileRequest(all_pairs=True)
+        tiling = source.tiling(requirements)
+        for strip in query_strips(spec, call_coverage(spec, inputs.tensors, inputs.query_offset, tiling), tiling):
             b, h, i = (slice(r.start, r.stop) for r in (strip.b, strip.h, strip.i))
-            for keys, full in strip.keys:
-                found = parts.part(strip, keys, full, wanted)
-                if shrinks:
-                    assert found.weights is not None
-                    rows = share[b, h, i].unsqueeze(-1) if isinstance(share, Tensor) else share
-                    found = Part(found.scores, found.weights * rows)
-                yield WeightTile(positions_of(spec, inputs, strip.b, strip.h, strip.i, keys), found)
+            for keys, is_full in strip.keys:
+                data = source.compute_tile(strip, keys, is_full, requirements)
+                if has_factor:
+                    assert data.weights is not None
+                    row_factor = factor[b, h, i].unsqueeze(-1) if isinstance(factor, Tensor) else factor
+                    data = WeightTileData(data.scores, data.weights * row_factor)
+                yield WeightTile(make_positions(spec, inputs, strip.b, strip.h, strip.i, keys), data)
 
 
-def _indices(index: Any, shape: tuple[int, ...]) -> list[int | Tensor]:
-    """An index for every dimension: a whole number, or the positions that are taken."""
+def _parse_index(index: Any, shape: tuple[int, ...]) -> list[int | Tensor]:
+    """Return an index for every dimension: an integer, or a tensor of positions."""
     entries = list(index) if isinstance(index, tuple) else [index]
     if sum(e is Ellipsis for e in entries) > 1:
-        raise SpecError("an index must have at most one `...`.")
+        raise ArgumentError("an index must have at most one `...`.")
     if not any(e is Ellipsis for e in entries):
         entries.append(Ellipsis)
-    at = next(n for n, e in enumerate(entries) if e is Ellipsis)
+    ellipsis = next(n for n, e in enumerate(entries) if e is Ellipsis)
     missing = len(shape) - len(entries) + 1
     if missing < 0:
-        raise SpecError(f"weights of shape {shape} must get at most {len(shape)} indices; got {len(entries) - 1}.")
-    entries[at : at + 1] = [slice(None)] * missing
-    return [_along(e, size, axis) for axis, (e, size) in enumerate(zip(entries, shape, strict=True))]
+        raise ArgumentError(f"weights of shape {shape} take at most {len(shape)} indices; got {len(entries) - 1}.")
+    entries[ellipsis : ellipsis + 1] = [slice(None)] * missing
+    return [_axis_positions(e, size, axis) for axis, (e, size) in enumerate(zip(entries, shape, strict=True))]
 
 
-def _along(entry: Any, size: int, axis: int) -> int | Tensor:
+def _axis_positions(entry: Any, size: int, axis: int) -> int | Tensor:
     if isinstance(entry, slice):
         if entry.step == 0:
-            raise SpecError(f"a slice of dimension {axis} must have a step other than 0; got {entry!r}.")
+            raise ArgumentError(f"a slice of dimension {axis} must have a step other than 0; got {entry!r}.")
         return torch.tensor(list(range(*entry.indices(size))), dtype=torch.int64)
-    refusal = SpecError(f"an index of weights must be a whole number, a slice or a list of them; got {entry!r}.")
+    type_error = ArgumentError(f"an index of weights must be an integer, a slice or a list of integers; got {entry!r}.")
     if entry is None or isinstance(entry, (str, bool)):
-        raise refusal
-    taken = as_tensor(entry, "an index of weights")
-    single = taken.dim() == 0
-    if taken.dtype == torch.bool and taken.dim() == 1:
-        if len(taken) != size:
-            raise SpecError(f"truth values must be as many as dimension {axis} is long, {size}; got {len(taken)}.")
-        taken = taken.nonzero().flatten()
-    taken = taken.long() if taken.numel() == 0 else taken.reshape(-1) if single else taken
-    if taken.is_floating_point() or taken.dtype == torch.bool or taken.dim() != 1:
-        raise refusal
-    taken = taken.long()
-    if len(taken) and (int(taken.min()) < -size or int(taken.max()) >= size):
+        raise type_error
+    positions = as_tensor(entry, "an index of weights")
+    is_scalar = positions.dim() == 0
+    if positions.dtype == torch.bool and positions.dim() == 1:
+        if len(positions) != size:
+            raise ArgumentError(
+                f"a boolean index must have the size {size} of dimension {axis}; got {len(positions)} entries."
+            )
+        positions = positions.nonzero().flatten()
+    positions = positions.long() if positions.numel() == 0 else positions.reshape(-1) if is_scalar else positions
+    if positions.is_floating_point() or positions.dtype == torch.bool or positions.dim() != 1:
+        raise type_error
+    positions = positions.long()
+    if len(positions) and (int(positions.min()) < -size or int(positions.max()) >= size):
         raise OutOfRangeError(f"index {entry!r} is out of range for dimension {axis} of size {size}.")
-    taken = taken % size if size else taken
-    return int(taken[0]) if single else taken
+    positions = positions % size if size else positions
+    return int(positions[0]) if is_scalar else positions
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def byte_count(budget: Any) -> int:
-    """A number of bytes from 1000, "1GB", "512 MiB"."""
+def parse_byte_count(budget: Any) -> int:
+    """Convert a budget such as 1000, "1GB" or "512 MiB" to a number of bytes.
+
+    >>> parse_byte_count("512 MiB")
+    536870912
+    """
     if isinstance(budget, (int, float, np.number)) and not isinstance(budget, bool):
         if not 0 <= budget < math.inf:  # also NaN
-            raise SpecError(f"a budget must be a number of bytes from 0, such as '1GB' or 10**9; got {budget!r}.")
+            raise ArgumentError(
+                f"a budget must be a nonnegative number of bytes, such as '1GB' or 10**9; got {budget!r}."
+            )
         return int(budget)
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", budget) if isinstance(budget, str) else None
     if match is None or match[2].upper() not in _UNITS:
-        raise SpecError(f"a budget must be a number of bytes such as '1GB' or '512MiB'; got {budget!r}.")
+        raise ArgumentError(f"a budget must be a number of bytes such as '1GB' or '512MiB'; got {budget!r}.")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -1,4 +1,4 @@
-"""Every test here that takes an `engine` runs once for each engine of the library."""
+"""Tests with a `backend` argument run once for each available backend."""
 
 import pytest
 
@@ -6,5 +6,5 @@ import regard
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "engine" in metafunc.fixturenames:
-        metafunc.parametrize("engine", regard.engines())
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", regard.available_backends())

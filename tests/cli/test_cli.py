@@ -1,4 +1,4 @@
-"""The command, run as people run it: in a process of its own, and what it answers to what is wrong."""
+"""The command `regard`: its installation, help, catalog and errors."""
 
 import json
 import subprocess
@@ -15,58 +15,66 @@ from regard.cli import app
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
-    found = CliRunner().invoke(app, list(arguments))
-    return found.exit_code, found.stdout, found.stderr
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
 
 
 def test_the_command_is_installed() -> None:
     command = Path(sys.executable).with_name("regard")
-    done = subprocess.run([command, "mechanisms", "sparsemax"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{regard.mechanisms().named('sparsemax')}\n"
+    process = subprocess.run([command, "mechanisms", "sparsemax"], capture_output=True, text=True, check=True)
+    assert process.stdout == f"{regard.mechanisms.catalog().find('sparsemax')}\n"
 
 
 def test_every_mechanism_is_listed() -> None:
-    code, printed, _ = run("mechanisms")
+    code, stdout, _ = run("mechanisms")
     assert code == 0
-    words = " ".join(printed.split())
-    assert all(m.name.split()[0] in words for m in regard.mechanisms())
+    words = " ".join(stdout.split())
+    assert all(m.name.split()[0] in words for m in regard.mechanisms.catalog())
 
 
-def test_machines_read_json() -> None:
-    _, printed, _ = run("mechanisms", "--json")
-    found = json.loads(printed)
-    assert [m["name"] for m in found] == [m.name for m in regard.mechanisms()]
-    assert found[0].keys() >= {"formula", "paper", "exact", "time", "memory", "example", "witness"}
+def test_mechanisms_are_printed_as_json() -> None:
+    _, stdout, _ = run("mechanisms", "--json")
+    entries = json.loads(stdout)
+    assert [m["name"] for m in entries] == [m.name for m in regard.mechanisms.catalog()]
+    assert entries[0].keys() >= {
+        "formula",
+        "paper",
+        "exact",
+        "time_complexity",
+        "memory_complexity",
+        "example",
+        "reference_test",
+    }
 
 
-def test_a_page_can_be_made() -> None:
-    _, printed, _ = run("mechanisms", "--markdown")
-    assert printed.startswith("# Mechanisms\n") and "### sparsemax" in printed
+def test_mechanisms_are_printed_as_markdown() -> None:
+    _, stdout, _ = run("mechanisms", "--markdown")
+    assert stdout.startswith("# Mechanisms\n") and "### sparsemax" in stdout
 
 
 def commands() -> dict[str, Any]:
-    whole: Any = typer.main.get_command(app)
-    return dict(whole.commands)
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands)
 
 
-def test_every_command_explains_itself_and_all_it_takes() -> None:
-    assert list(commands()) == ["look", "steps", "explain", "cost", "heads", "mechanisms", "theory", "train"]
+def test_every_command_and_parameter_has_a_help_text() -> None:
+    assert list(commands()) == ["explore", "steps", "explain", "cost", "heads", "mechanisms", "theory", "train"]
     for name, command in commands().items():
         assert command.help, name
         for parameter in command.params:
             assert getattr(parameter, "help", None) or parameter.name == "help", f"{name} {parameter.name}"
-        code, printed, _ = run(name, "--help")
-        assert code == 0 and "Usage: " in printed
+        code, stdout, _ = run(name, "--help")
+        assert code == 0 and "Usage: " in stdout
 
 
-def test_whoever_reads_the_help_need_not_wait_for_the_explorer() -> None:
+def test_the_cli_does_not_import_the_explorer_server() -> None:
     program = "import sys, regard.cli; print(sorted({'starlette', 'uvicorn', 'transformers'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("name", ["no such thing", "a"])
-def test_a_name_that_is_not_one_mechanism_is_refused(name: str) -> None:
-    code, printed, said = run("mechanisms", name)
-    assert code == 2 and printed == ""
-    assert f"got '{name}'" in said
+def test_names_that_do_not_match_one_mechanism_exit_with_2(name: str) -> None:
+    code, stdout, stderr = run("mechanisms", name)
+    assert code == 2 and stdout == ""
+    assert f"got '{name}'" in stderr

@@ -1,1 +1,1 @@
-"""What others wrote, run through regard: ONNX's cases and FlexAttention's rules."""
+"""Conformance: ONNX cases, FlexAttention functions and the tests of other packages, run through regard."""

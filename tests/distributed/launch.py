@@ -1,4 +1,4 @@
-"""Starting ranks: as processes of this machine with torchrun's environment, or by torchrun itself."""
+"""Start ranks as processes of this machine, with torchrun's environment variables or by torchrun itself."""
 
 import json
 import os
@@ -17,27 +17,27 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def started(ranks: int, module: str, *arguments: str, **how: Any) -> list["subprocess.Popen[str]"]:
-    """One process a rank, all running `python -m module arguments`."""
+def start_ranks(world_size: int, module: str, *arguments: str, **popen_options: Any) -> list["subprocess.Popen[str]"]:
+    """Start one process per rank, each running `python -m module arguments`."""
     port = str(free_port())
     processes = []
-    for rank in range(ranks):
+    for rank in range(world_size):
         environment = {
             **os.environ,
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
+            "WORLD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
             "OMP_NUM_THREADS": "1",
         }
         command = [sys.executable, "-m", module, *arguments]
-        processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **how))
+        processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **popen_options))
     return processes
 
 
-def finished(processes: list["subprocess.Popen[str]"], timeout: float = 300) -> list[int]:
-    """How each ended; those that do not end in time are ended."""
+def wait_for_ranks(processes: list["subprocess.Popen[str]"], timeout: float = 300) -> list[int]:
+    """Return the exit code of each process; processes still running after the timeout are killed."""
     try:
         return [process.wait(timeout=timeout) for process in processes]
     finally:
@@ -45,18 +45,18 @@ def finished(processes: list["subprocess.Popen[str]"], timeout: float = 300) -> 
             process.kill()
 
 
-def by_torchrun(ranks: int, module: str, *arguments: str, timeout: float = 600) -> int:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+def run_with_torchrun(world_size: int, module: str, *arguments: str, timeout: float = 600) -> int:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world_size)]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", module, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, timeout=timeout).returncode
 
 
-def written(path: Path, ranks: int) -> dict[str, list[dict[str, Any]]]:
-    """What ranks wrote, a line of JSON for each question: {question: [what rank 0 found, what rank 1 found, ...]}."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for rank in range(ranks):
+def read_results(path: Path, world_size: int) -> dict[str, list[dict[str, Any]]]:
+    """Return {name: [result of rank 0, result of rank 1, ...]} from the JSON lines that the ranks wrote."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    for rank in range(world_size):
         for line in Path(f"{path}.{rank}").read_text(encoding="utf8").splitlines():
             row = json.loads(line)
-            found.setdefault(row.pop("what"), []).append(row)
-    return found
+            results.setdefault(row.pop("name"), []).append(row)
+    return results

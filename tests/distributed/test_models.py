@@ -1,69 +1,71 @@
-"""Models over ranks: they train, write and combine with other ways to use ranks as one process does."""
+"""Models over ranks: training, generation, and data parallelism on another mesh dimension match a single process."""
 
 import pytest
 import torch
 from torch import nn
 
 from regard import distributed
-from regard.errors import RankError, SpecError
-from regard.models.train import Training
-from regard.nn import beam, generate
-from tests.distributed.test_scenes import played
-from tests.distributed.tiny import POSITIONS, VOCABULARY, Tiny, model, prompt
+from regard.errors import ArgumentError, RankError
+from regard.models.training import Trainer
+from regard.nn import beam_search, generate
+from tests.distributed.test_scenarios import run_scenario
+from tests.distributed.tiny_model import POSITION_ENCODINGS, VOCAB_SIZE, TinyTask, prompt, tiny_model
 
 
-def test_a_model_trained_by_two_ranks_has_the_losses_of_one_process():
-    alone = Training(Tiny())
-    while not alone.is_over:
-        alone.advance()
-    sums = [float(p.detach().abs().sum()) for p in alone.model.parameters()]
-    every = played("training", 2)
-    assert every[0]["losses"] == every[1]["losses"]  # to the bit: every rank has the same parameters
-    assert every[0]["sums"] == every[1]["sums"]
-    assert len(alone.curve) == 50 and alone.curve[-1].loss < 0.8 * alone.curve[0].loss
-    # other orders of sums differ by 1e-16 a step; steps amplify that, far less than to a nanonat
-    assert max(abs(a - r.loss) for a, r in zip(every[0]["losses"], alone.curve, strict=True)) < 1e-9
-    assert every[0]["right"] == alone.curve[-1].accuracy
-    torch.testing.assert_close(torch.tensor(every[0]["sums"]), torch.tensor(sums), rtol=1e-7, atol=0)
+def test_training_on_two_ranks_has_the_losses_of_a_single_process():
+    trainer = Trainer(TinyTask())
+    while not trainer.is_done:
+        trainer.advance()
+    sums = [float(p.detach().abs().sum()) for p in trainer.model.parameters()]
+    first, second = run_scenario("training", 2)
+    assert first["losses"] == second["losses"]  # to the bit: every rank has the same parameters
+    assert first["sums"] == second["sums"]
+    assert len(trainer.curve) == 50 and trainer.curve[-1].loss < 0.8 * trainer.curve[0].loss
+    # other orders of sums differ by 1e-16 per step; fifty steps amplify that to much less than 1e-9
+    assert max(abs(loss - r.loss) for loss, r in zip(first["losses"], trainer.curve, strict=True)) < 1e-9
+    assert first["accuracy"] == trainer.curve[-1].accuracy
+    torch.testing.assert_close(torch.tensor(first["sums"]), torch.tensor(sums), rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize("kind", POSITIONS)
-def test_ranks_write_what_one_process_writes(kind):
-    whole = model(kind).eval()
-    for found in played("writing", 3):
+@pytest.mark.parametrize("position_encoding", POSITION_ENCODINGS)
+def test_ranks_generate_the_tokens_of_a_single_process(position_encoding):
+    model = tiny_model(position_encoding).eval()
+    beams = beam_search(model, prompt(6), max_new_tokens=4, num_beams=3)
+    for result in run_scenario("generation", 3):
         for n in (11, 2):
-            assert found[f"{kind} {n}"] == generate(whole, prompt(n), most=8).tolist()
-        assert found[f"{kind} beam"] == beam(whole, prompt(6), most=4, width=3).tokens.tolist()
+            expected = generate(model, prompt(n), max_new_tokens=8)
+            assert result[f"{position_encoding} {n}"] == expected.tolist()
+        assert result[f"{position_encoding} beam"] == beams.tokens.tolist()
 
 
-def test_stacks_of_blocks_over_ranks_give_what_one_process_gives():
-    for found in played("stacks", 2):
-        assert len(found) == 6
-        # two layers in float64, some hundred operations a number
-        assert {name: apart for name, apart in found.items() if not apart < 1e-12} == {}
+def test_stacks_of_blocks_over_ranks_match_a_single_process():
+    for result in run_scenario("stacks", 2):
+        assert len(result) == 6
+        # two layers in float64, a few hundred operations per number
+        assert {name: difference for name, difference in result.items() if not difference < 1e-12} == {}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_parts_of_texts_combine_with_other_texts_on_other_ranks(kind):
-    whole = model()
-    tokens = torch.randint(VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(5))
-    loss = nn.functional.cross_entropy(whole(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+def test_context_parallelism_combines_with_data_parallelism(kind):
+    model = tiny_model()
+    tokens = torch.randint(VOCAB_SIZE, (4, 12), generator=torch.Generator().manual_seed(5))
+    loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    for found in played("mesh", 4):
-        for name, parameter in whole.named_parameters():
+    for result in run_scenario("mesh", 4):
+        for name, parameter in model.named_parameters():
             weights = torch.linspace(1, 2, parameter.numel(), dtype=torch.float64)
             expected = float((parameter.grad.flatten() * weights).sum())
-            assert found[kind][name] == pytest.approx(expected, rel=1e-9, abs=1e-12), name
+            assert result[kind][name] == pytest.approx(expected, rel=1e-9, abs=1e-12), name
 
 
-def test_without_a_group_ranks_say_how_to_make_one():
-    with pytest.raises(RankError, match=r"a process group must be there.*Start the script with torchrun"):
-        distributed.SequenceParallel(model())
+def test_error_without_a_process_group_names_torchrun():
+    with pytest.raises(RankError, match=r"needs a process group; got none. Start the script with torchrun"):
+        distributed.ContextParallel(tiny_model())
 
 
-def test_a_task_whose_texts_cannot_be_divided_is_refused():
-    class Whole(Tiny):
-        divides = False
+def test_task_without_context_parallel_support_is_rejected():
+    class SingleProcessTask(TinyTask):
+        supports_context_parallel = False
 
-    with pytest.raises(SpecError, match=r"texts of 'tiny' cannot be divided among processes"):
-        Training(Whole(), spread=lambda m: m)
+    with pytest.raises(ArgumentError, match=r"the task 'tiny' does not support context parallelism"):
+        Trainer(SingleProcessTask(), parallel_wrapper=lambda model: model)

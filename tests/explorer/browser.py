@@ -1,4 +1,4 @@
-"""The page in a real Chromium, on a real server; and what it should show, from a recording made here."""
+"""Helpers that drive the page in Chromium, and the expected values from a recording made without the explorer."""
 
 import re
 import shutil
@@ -14,168 +14,175 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.models.shipped import language_model
-from tests.explorer.served import Served, serving
+from regard.models.bundled import language_model
+from tests.explorer.server_process import ServerProcess, run_server
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-HOW = "the page is tested in Chromium, which is not here: use apt-get install chromium, or put chromium on the PATH"
-FLAGS = (
+CHROMIUM_FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage"
 ).split()
 SENTENCE = " The captain saw the white whale and the boats went down. The captain saw the white whale"
-LAYER, HEAD = 1, 5  # a head that looks for what followed the last time
+LAYER, HEAD = 1, 5  # an induction head
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=HOW)
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="Chromium is required: use apt-get install chromium, or put chromium on the PATH",
+)
 
 
 @dataclass
 class Site:
-    """A server and a browser; each page has a profile of its own, and no error of it goes unheard."""
+    """A server and a browser. Each page has its own profile; errors of all pages are collected."""
 
-    server: Served
+    server: ServerProcess
     browser: Any
-    shown: int = 0  # the number of the text that its pages show
+    session: int = 0  # the id of the session that pages open
     errors: list[str] = field(default_factory=list)
 
-    def reading(self, text: str) -> "Site":
-        """The same server and browser with another text."""
-        return Site(self.server, self.browser, int(self.server.ask("run", text=text, model="language").values["id"]))
+    def with_text(self, text: str) -> "Site":
+        """Return a site of the same server and browser whose pages open another text."""
+        session = self.server.request("run_model", text=text, model="language").values["id"]
+        return Site(self.server, self.browser, int(session))
 
     def page(self, address: str = "", *, width: int = 1280, height: int = 720, **options: Any) -> Any:
-        """A page at an address after "#", or at a whole one."""
+        """Open a page at a URL, or at the server with this part after "#"."""
         context = self.browser.new_context(viewport={"width": width, "height": height}, **options)
         page = context.new_page()
         page.set_default_timeout(20_000)
-        page.waiting = set()
-        page.on("request", lambda request: page.waiting.add(request) if is_short(request.url) else None)
-        for over in ("requestfinished", "requestfailed"):
-            page.on(over, lambda request: page.waiting.discard(request))
+        page.pending_requests = set()
+        page.on("request", lambda request: page.pending_requests.add(request) if is_awaited(request.url) else None)
+        for event in ("requestfinished", "requestfailed"):
+            page.on(event, lambda request: page.pending_requests.discard(request))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         if "://" not in address:
-            shown = f"shown={self.shown}&" if self.shown else ""
-            address = f"{self.server.address}#{shown}{address}"
+            session = f"session={self.session}&" if self.session else ""
+            address = f"{self.server.address}#{session}{address}"
         page.goto(address)
         page.wait_for_selector("main > section")
         return page
 
-    def rest(self) -> None:
-        """Closes what is open; nothing may have gone wrong in it."""
+    def close_pages(self) -> None:
+        """Close all pages; fail if one of them reported an error."""
         for context in self.browser.contexts:
             context.close()
         errors, self.errors = self.errors, []
         assert not errors, errors
 
+    def ignore_bad_requests(self) -> None:
+        """Drop the errors that Chromium logs for responses with status 400."""
+        self.errors[:] = [error for error in self.errors if "400" not in error]
 
-def is_short(address: str) -> bool:
-    """Whether a view cannot be drawn without this: a table of all heads comes when it comes."""
-    return not address.endswith(("ask/heads", "ask/progress"))
+
+def is_awaited(url: str) -> bool:
+    """Return whether `wait_until_idle` waits for a request; the table of heads and the progress may come later."""
+    return not url.endswith(("api/heads", "api/progress"))
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser; a process can have one at a time."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="the page is driven by playwright: use pip install playwright"
-    )
+    """Start Chromium; a process can run one at a time."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is required: use pip install playwright")
     with playwright.sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=CHROMIUM_FLAGS)
         try:
-            yield made
+            yield browser
         finally:
-            made.close()
+            browser.close()
 
 
 @contextmanager
-def opened(browser: Any, *texts: str) -> Iterator[Site]:
-    """A site that shows a text, or the example."""
-    with serving(*texts) as server:
+def open_site(browser: Any, *texts: str) -> Iterator[Site]:
+    """Start a server of a text, or of the example, and check its pages for errors at the end."""
+    with run_server(*texts) as server:
         site = Site(server, browser)
         yield site
-        site.rest()
+        site.close_pages()
 
 
 @cache
-def recorded(text: str = SENTENCE) -> tuple[regard.Tape, list[str]]:
-    """What the shipped model attends to, without the explorer; and the tokens."""
-    model, tokens = language_model()
-    ids = tokens.encode(text)
-    with torch.no_grad(), regard.record(model) as tape:
+def record_text(text: str = SENTENCE) -> tuple[regard.Recording, list[str]]:
+    """Return a recording of the bundled language model on a text, and the tokens."""
+    model, tokenizer = language_model()
+    ids = tokenizer.encode(text)
+    with torch.no_grad(), regard.record(model) as recording:
         model(torch.tensor([ids]))
-    tape.tokens = tokens.texts(ids)
-    return tape, tokens.texts(ids)
+    recording.tokens = tokenizer.token_texts(ids)
+    return recording, tokenizer.token_texts(ids)
 
 
 @cache
 def weights(text: str = SENTENCE, layer: int = LAYER, head: int = HEAD) -> Tensor:
-    """A head's matrix by `regard.attend` on what was recorded."""
-    take = recorded(text)[0].find_layer(layer).take
-    q, k, v = (x[:1] for x in (take.q, take.k, take.v))
-    return regard.attend(q, k, v, **take.options, engine="reference").weights.dense()[0, head].float()
+    """Return the weights of a head, computed by the reference backend from the recorded call."""
+    call = record_text(text)[0].layer_named(layer).merged_call
+    q, k, v = (x[:1] for x in (call.q, call.k, call.v))
+    result = regard.attention_with_weights(q, k, v, **call.options, backend="reference")
+    return result.weights.to_dense()[0, head].float()
 
 
-def number(text: str) -> float:
-    """A number as the page writes it."""
-    plain = text.strip().replace("−", "-").replace("\u202f", "")
-    found = re.fullmatch(r"(-?[\d.]+)(?:·10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+))?", plain)
-    assert found is not None, text
-    return float(found[1]) * 10.0 ** int(found[2].translate(SUPERSCRIPTS) if found[2] else 0)
+def parse_number(text: str) -> float:
+    """Parse a number in the format of the page, such as "−0.25" or "1.1·10⁻⁵"."""
+    plain = text.strip().replace("−", "-").replace(",", "")
+    match = re.fullmatch(r"(-?[\d.]+)(?:·10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+))?", plain)
+    assert match is not None, text
+    return float(match[1]) * 10.0 ** int(match[2].translate(SUPERSCRIPTS) if match[2] else 0)
 
 
-def near(shown: str | float, right: float) -> bool:
-    """Whether a shown number is the right one, to the digits that are shown."""
-    value = number(shown) if isinstance(shown, str) else shown
-    return abs(value - right) <= 0.6e-4 + 0.06 * min(abs(right), 1e-3)
+def is_close(displayed: str | float, expected: float) -> bool:
+    """Return whether a displayed number equals the expected one, up to the displayed digits."""
+    value = parse_number(displayed) if isinstance(displayed, str) else displayed
+    return abs(value - expected) <= 0.6e-4 + 0.06 * min(abs(expected), 1e-3)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a map lies on its canvas: the plot's corner, the first key and query in view, pixels a token, its level."""
+    """The position of a map on its canvas: the corner of the plot, and the first visible key and query."""
 
     left: float
     top: float
     key: float
     query: float
-    unit: float
+    pixels_per_token: float
     level: int
 
 
-def frame(page: Any, canvas: str = "canvas.map") -> Frame:
+def read_frame(page: Any, canvas: str = "canvas.map") -> Frame:
+    """Return the frame of the last drawing of a map."""
     page.wait_for_selector(f"{canvas}[data-frame]", state="attached")
-    found = page.locator(canvas).first.get_attribute("data-frame").split()
-    return Frame(*map(float, found[:5]), int(found[5]))
+    values = page.locator(canvas).first.get_attribute("data-frame").split()
+    return Frame(*map(float, values[:5]), int(values[5]))
 
 
-def at(page: Any, query: float, key: float, canvas: str = "canvas.map") -> tuple[float, float]:
-    """The middle of a cell on the screen."""
-    box, where = page.locator(canvas).first.bounding_box(), frame(page, canvas)
-    x = box["x"] + where.left + (key + 0.5 - where.key) * where.unit
-    y = box["y"] + where.top + (query + 0.5 - where.query) * where.unit
+def cell_center(page: Any, query: float, key: float, canvas: str = "canvas.map") -> tuple[float, float]:
+    """Return the position of a cell's center on the screen."""
+    box, frame = page.locator(canvas).first.bounding_box(), read_frame(page, canvas)
+    x = box["x"] + frame.left + (key + 0.5 - frame.key) * frame.pixels_per_token
+    y = box["y"] + frame.top + (query + 0.5 - frame.query) * frame.pixels_per_token
     return x, y
 
 
-def settled(page: Any) -> None:
-    """Waits until the page has asked for nothing for a tenth of a second, and has drawn what it got."""
-    quiet = 0
-    while quiet < 5:
+def wait_until_idle(page: Any) -> None:
+    """Wait until the page has had no pending request for a tenth of a second, and has drawn."""
+    idle_polls = 0
+    while idle_polls < 5:
         page.wait_for_timeout(20)
-        quiet = 0 if page.waiting else quiet + 1
+        idle_polls = 0 if page.pending_requests else idle_polls + 1
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def stage(page: Any, name: str) -> list[list[float]]:
-    """The matrix of a stage of Steps, in full."""
+def stage_values(page: Any, name: str) -> list[list[float]]:
+    """Return the matrix of a stage of the Steps view at full precision."""
     rows = page.locator(f".stage-card[data-stage='{name}'] tbody tr").all()
     return [[float(cell.get_attribute("title")) for cell in row.locator("td").all()] for row in rows]
 
 
-def saved(page: Any, choice: str, folder: Path) -> Path:
-    """What the menu of exports lets the browser save."""
+def export_file(page: Any, item: str, folder: Path) -> Path:
+    """Choose an item of the export menu; return the downloaded file."""
     page.get_by_text("Export", exact=True).click()
-    with page.expect_download(timeout=120_000) as coming:
-        page.get_by_role("button", name=choice).click()
-    path = folder / coming.value.suggested_filename
-    coming.value.save_as(path)
+    with page.expect_download(timeout=120_000) as download:
+        page.get_by_role("button", name=item).click()
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
     return path

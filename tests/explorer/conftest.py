@@ -1,4 +1,4 @@
-"""One browser and one server for all tests of the page that a process runs: starting them takes seconds."""
+"""One browser and one server for all tests of the page, because starting them takes seconds."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,29 +6,28 @@ from typing import Any
 import pytest
 
 from tests.explorer.browser import Site, chromium
-from tests.explorer.served import Served, serving
+from tests.explorer.server_process import ServerProcess, run_server
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    with chromium() as made:
-        yield made
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[Served]:
-    """The example as `regard look` shows it. It keeps the texts of all tests: a page that is being closed may still ask
-    about one."""
-    with serving(keeps=200) as made:
-        yield made
+def server_process() -> Iterator[ServerProcess]:
+    """The server of `regard explore`. It keeps the sessions of all tests, because a closing page may use one."""
+    with run_server(max_sessions=200) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def shared(served: Served, browser: Any) -> Site:
-    return Site(served, browser)
+def shared_site(server_process: ServerProcess, browser: Any) -> Site:
+    return Site(server_process, browser)
 
 
 @pytest.fixture
-def site(shared: Site) -> Iterator[Site]:
-    yield shared
-    shared.rest()
+def site(shared_site: Site) -> Iterator[Site]:
+    yield shared_site
+    shared_site.close_pages()

@@ -1,4 +1,4 @@
-"""Recordings of any shape, for tests."""
+"""Recordings, sessions and explorers of one layer with random inputs, for tests."""
 
 from typing import Any
 
@@ -6,31 +6,38 @@ import torch
 from torch import Tensor
 
 from regard.explorer.explorer import Explorer
-from regard.explorer.recorded import of_tape
-from regard.explorer.shown import Shown
-from regard.inside.take import taken
-from regard.inside.tape import Tape
+from regard.explorer.session import Session
+from regard.explorer.session_from_recording import session_from_recording
+from regard.recording.recorded_call import copy_call
+from regard.recording.recording import Recording
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def a_tape(
-    n_q: int, n_k: int, *, heads: int = 2, key_heads: int = 2, width: int = 8, batch: int = 1, **options: Any
-) -> Tape:
-    """One layer that was asked this."""
-    tape = Tape()
-    q = 2 * normal(batch, heads, n_q, width)
-    k, v = normal(batch, key_heads, n_k, width, seed=1), normal(batch, key_heads, n_k, width, seed=2)
-    asked = {"q": q, "k": k, "v": v, **options}
-    tape.layer("layer.0", 0, None).add(taken(asked, None, lambda tensor: tensor, "test"))
-    return tape
+def make_recording(
+    n_q: int,
+    n_k: int,
+    *,
+    num_heads: int = 2,
+    num_kv_heads: int = 2,
+    head_dim: int = 8,
+    batch_size: int = 1,
+    **options: Any,
+) -> Recording:
+    """Return a recording of one layer, called with random inputs and these options of `attention`."""
+    recording = Recording()
+    q = 2 * randn(batch_size, num_heads, n_q, head_dim)
+    k, v = (randn(batch_size, num_kv_heads, n_k, head_dim, seed=seed) for seed in (1, 2))
+    arguments = {"q": q, "k": k, "v": v, **options}
+    recording.get_or_add_layer("layer.0", 0, None).add(copy_call(arguments, None, lambda tensor: tensor, "test"))
+    return recording
 
 
-def shown(n_q: int, n_k: int, **options: Any) -> Shown:
-    return of_tape(a_tape(n_q, n_k, **options))
+def make_session(n_q: int, n_k: int, **options: Any) -> Session:
+    return session_from_recording(make_recording(n_q, n_k, **options))
 
 
-def explorer(n_q: int, n_k: int, **options: Any) -> Explorer:
-    return Explorer(shown(n_q, n_k, **options))
+def make_explorer(n_q: int, n_k: int, **options: Any) -> Explorer:
+    return Explorer(make_session(n_q, n_k, **options))

@@ -1,11 +1,12 @@
-"""Texts that were read stay: Back and Forward go from one to another, a menu and Compare list them."""
+"""The history of texts: Back and Forward, the menu of texts, and the texts to compare."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.explorer.browser import HEAD, LAYER, SENTENCE, Site, needs_chromium, opened, settled
+from tests.explorer.browser import HEAD, LAYER, SENTENCE, Site, needs_chromium, open_site, wait_until_idle
+from tests.explorer.server_process import run_server
 
 pytestmark = needs_chromium
 SECOND, THIRD, FOURTH = "Call me Ishmael", "Some years ago", "never mind how long"
@@ -13,100 +14,98 @@ SECOND, THIRD, FOURTH = "Call me Ishmael", "Some years ago", "never mind how lon
 
 @pytest.fixture(scope="module")
 def site(browser: Any) -> Iterator[Site]:
-    """A server of its own, since others add texts as well."""
-    with opened(browser) as site:
+    """A separate server, because other tests add texts."""
+    with open_site(browser) as site:
         yield site
 
 
-def look(page: Any, text: str) -> None:
-    page.get_by_label("Text for the model to read").fill(text)
-    page.get_by_role("button", name="Look").click()
-    is_shown(page, text)
+def run_text(page: Any, text: str) -> None:
+    page.get_by_label("Text for the model").fill(text)
+    page.get_by_role("button", name="Run").click()
+    wait_for_text(page, text)
 
 
-def is_shown(page: Any, text: str) -> None:
-    """Waits until the page shows a text, in its view and its address; then the box has it too."""
-    page.locator(".text-view .flow", has_text=text.split()[-1]).wait_for()
+def wait_for_text(page: Any, text: str) -> None:
+    """Wait until the page shows a text in its view and in its URL; check the tokens."""
+    page.locator(".text-view .token-flow", has_text=text.split()[-1]).wait_for()
     page.wait_for_function("text => new URLSearchParams(location.hash.slice(1)).get('text') === text", arg=text)
-    settled(page)
-    page.get_by_label("Text for the model to read").blur()
-    shown = "".join(token.text_content() for token in page.locator(".token").all())
-    assert shown.replace(" ", "") == text.replace(" ", "")  # a line begins without its space
+    wait_until_idle(page)
+    page.get_by_label("Text for the model").blur()
+    displayed = "".join(token.text_content() for token in page.locator(".token").all())
+    assert displayed.replace(" ", "") == text.replace(" ", "")  # a wrapped line begins without its space
 
 
 def test_back_and_forward_go_from_text_to_text(site: Site) -> None:
-    page = site.page(f"view=text&layer={LAYER}&head={HEAD}&locked=5")
-    look(page, SECOND)
-    look(page, THIRD)
+    page = site.page(f"view=text&layer={LAYER}&head={HEAD}&pinned=5")
+    run_text(page, SECOND)
+    run_text(page, THIRD)
     page.go_back()
-    is_shown(page, SECOND)
+    wait_for_text(page, SECOND)
     page.go_back()
-    is_shown(page, SENTENCE)
-    assert page.get_by_label("Text for the model to read").input_value() == SENTENCE
-    assert page.locator(".token[data-state=locked]").get_attribute("data-token") == "5"
+    wait_for_text(page, SENTENCE)
+    assert page.get_by_label("Text for the model").input_value() == SENTENCE
+    assert page.locator(".token[data-state=pinned]").get_attribute("data-token") == "5"
     page.go_forward()
     page.go_forward()
-    is_shown(page, THIRD)
+    wait_for_text(page, THIRD)
 
 
-def test_back_takes_back_a_view_before_a_text(site: Site) -> None:
+def test_back_returns_to_the_previous_view_before_the_previous_text(site: Site) -> None:
     page = site.page(f"view=text&layer={LAYER}&head={HEAD}")
-    look(page, FOURTH)
+    run_text(page, FOURTH)
     page.get_by_role("link", name="Cost").click()
     page.locator(".cost-view").wait_for()
     page.wait_for_timeout(300)
     page.go_back()
-    is_shown(page, FOURTH)
+    wait_for_text(page, FOURTH)
     page.go_back()
-    is_shown(page, SENTENCE)
+    wait_for_text(page, SENTENCE)
 
 
-def test_writing_on_can_be_taken_back(site: Site) -> None:
+def test_back_undoes_a_generation(site: Site) -> None:
     page = site.page(f"view=generate&layer={LAYER}&head={HEAD}")
     page.wait_for_timeout(300)
-    page.get_by_label("Tokens").fill("2")
-    page.get_by_role("button", name="Continue").click()
-    page.locator(".sure").nth(1).wait_for()
+    page.get_by_label("New tokens").fill("2")
+    page.locator(".generate-view").get_by_role("button", name="Generate").click()
+    page.locator(".probability-step").nth(1).wait_for()
     page.wait_for_timeout(300)
     page.go_back()
-    page.locator(".scrub .hint").wait_for()
+    page.locator(".playback-bar .hint").wait_for()
     page.get_by_role("link", name="Text", exact=True).click()
-    is_shown(page, SENTENCE)
+    wait_for_text(page, SENTENCE)
 
 
-def test_compare_and_a_menu_list_the_texts(site: Site) -> None:
+def test_menu_and_compare_view_list_the_texts(site: Site) -> None:
     page = site.page(f"view=text&layer={LAYER}&head={HEAD}")
-    look(page, SECOND)
-    page.locator(".texts-menu summary").click()
-    titles = page.locator(".texts-list button").all_text_contents()
-    assert titles.count(SECOND) == 1, "a text that was read before is not read again"
+    run_text(page, SECOND)
+    page.locator(".session-menu summary").click()
+    titles = page.locator(".session-list button").all_text_contents()
+    assert titles.count(SECOND) == 1, "the model does not run again on the same text"
     assert any(title.startswith("The captain") for title in titles)
-    page.locator(".texts-list button[aria-current=true]", has_text=SECOND).wait_for()
-    page.locator(".texts-list button").last.click()
-    is_shown(page, SENTENCE)
+    page.locator(".session-list button[aria-current=true]", has_text=SECOND).wait_for()
+    page.locator(".session-list button").last.click()
+    wait_for_text(page, SENTENCE)
     page.get_by_role("link", name="Compare").click()
-    options = page.get_by_label("The other").locator("option").all_text_contents()
+    options = page.get_by_label("Second").locator("option").all_text_contents()
     assert any(option.endswith(SECOND) for option in options)
 
 
-def test_a_text_that_the_server_has_dropped_is_read_again(browser: Any) -> None:
-    from tests.explorer.served import serving
-
-    long = "word " * 200 + "end"  # too long for an address: the page itself remembers it
-    with serving(SENTENCE, keeps=2) as server:
+def test_a_text_that_the_server_dropped_is_run_again(browser: Any) -> None:
+    long = "word " * 200 + "end"  # too long for the URL, so the page has to remember it
+    with run_server(SENTENCE, max_sessions=2) as server:
         site = Site(server, browser)
         page = site.page(f"view=text&layer={LAYER}&head={HEAD}")
-        page.get_by_label("Text for the model to read").fill(long)
-        page.get_by_role("button", name="Look").click()
-        page.locator(".about", has_text="tokens").filter(has_not_text="18 tokens").wait_for()
+        page.get_by_label("Text for the model").fill(long)
+        page.get_by_role("button", name="Run").click()
+        page.locator(".session-summary", has_text="tokens").filter(has_not_text="18 tokens").wait_for()
         page.wait_for_timeout(300)
-        look(page, THIRD)
-        assert [each["text"] for each in server.ask("state").values["shown"]] == [SENTENCE, THIRD]
+        run_text(page, THIRD)
+        assert [session["text"] for session in server.request("state").values["sessions"]] == [SENTENCE, THIRD]
         page.go_back()
-        page.locator(".flow", has_text="word word").wait_for()
+        page.locator(".token-flow", has_text="word word").wait_for()
         page.go_back()
-        is_shown(page, SENTENCE)
+        wait_for_text(page, SENTENCE)
         page.go_forward()
         page.go_forward()
-        is_shown(page, THIRD)
-        site.rest()
+        wait_for_text(page, THIRD)
+        site.close_pages()

@@ -1,4 +1,4 @@
-"""What other users of the machine, slow clients and a restart must not be able to do; and addresses that stay."""
+"""Protection against other users and slow clients, and addresses that survive a restart."""
 
 import json
 import os
@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import LoadError, SpecError
-from regard.explorer.listener import listen
-from regard.explorer.open_page import RedirectFile
-from regard.explorer.page_key import key_of_port, proof
-from regard.explorer.server import serve
-from tests.explorer.served import Served, serving
+from regard.errors import ArgumentError, LoadError
+from regard.explorer.server.app import serve
+from regard.explorer.server.listener import listen
+from regard.explorer.server.open_browser import RedirectFile
+from regard.explorer.server.page_key import load_or_create_key, proof
+from tests.explorer.server_process import ServerProcess, run_server
 
 TIMEOUT_S = 1.0
-BROWSER = """#!{python}
+BROWSER_SCRIPT = """#!{python}
 import pathlib, sys, time
 pathlib.Path({log!r}).write_text(sys.argv[1])
 time.sleep(60)
@@ -28,18 +28,18 @@ time.sleep(60)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with serving(header_timeout=TIMEOUT_S) as running:
-        yield running
+def server() -> Iterator[ServerProcess]:
+    with run_server(header_timeout=TIMEOUT_S) as process:
+        yield process
 
 
-def closed_within(server: Served, sent: bytes, drips: bytes = b"") -> float:
-    """The seconds after which the server closes a connection that sends this, and then a byte at a time."""
+def seconds_until_closed(server: ServerProcess, sent: bytes, drips: bytes = b"") -> float:
+    """Return the seconds until the server closes a connection that sends `sent` and then `drips` repeatedly."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        began = time.perf_counter()
+        start = time.perf_counter()
         connection.sendall(sent)
         connection.settimeout(0.2)
-        while time.perf_counter() - began < 20:
+        while time.perf_counter() - start < 20:
             try:
                 if not connection.recv(65536):
                     break
@@ -48,7 +48,7 @@ def closed_within(server: Served, sent: bytes, drips: bytes = b"") -> float:
                     connection.sendall(drips)
             except OSError:
                 break
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
 
 @pytest.mark.parametrize(
@@ -57,22 +57,25 @@ def closed_within(server: Served, sent: bytes, drips: bytes = b"") -> float:
         (b"", b""),
         (b"GET / HTTP/1.1\r\nHost: 127", b""),
         (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"x"),
-        (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n", b"x"),  # answered before its body came
-        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET / HT", b"x"),  # a second request that never ends
+        (
+            b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n",
+            b"x",
+        ),  # the response comes before the body
+        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET / HT", b"x"),  # a second request without an end
     ],
 )
-def test_a_request_that_never_ends_is_closed(server: Served, sent: bytes, drips: bytes) -> None:
-    assert closed_within(server, sent, drips) < 15  # its limit is one second; uvicorn alone never closes it
+def test_an_incomplete_request_is_closed(server: ServerProcess, sent: bytes, drips: bytes) -> None:
+    assert seconds_until_closed(server, sent, drips) < 15  # the timeout is one second; uvicorn alone has none
     assert server.get("/")[0] == 404
 
 
-def test_a_whole_request_may_take_longer_to_answer_than_its_header_to_arrive(server: Served) -> None:
-    number = server.ask("run", text=" a whale" * 600).values["id"]
-    assert len(server.ask("heads", shown=number).values["rows"]) == 32
+def test_the_header_timeout_does_not_limit_the_response(server: ServerProcess) -> None:
+    session_id = server.request("run_model", text=" a whale" * 600).values["id"]
+    assert len(server.request("heads", session=session_id).values["rows"]) == 32
 
 
 def command_lines() -> list[str]:
-    """The command lines of all processes, which every user can read."""
+    """Return the command lines of all processes, which every user can read."""
     lines = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -83,11 +86,11 @@ def command_lines() -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="only Linux has /proc")
-def test_no_command_line_has_the_key_and_the_file_that_leads_to_it_is_private(tmp_path: Path) -> None:
+def test_the_key_is_on_no_command_line_and_in_a_private_file(tmp_path: Path) -> None:
     log, script = tmp_path / "opened", tmp_path / "browser"
-    script.write_text(BROWSER.format(python=sys.executable, log=str(log)))
+    script.write_text(BROWSER_SCRIPT.format(python=sys.executable, log=str(log)))
     script.chmod(0o700)
-    with serving(opens_browser=True, environment={"BROWSER": f"{script} %s &"}) as server:
+    with run_server(opens_browser=True, environment={"BROWSER": f"{script} %s &"}) as server:
         for _ in range(200):
             if log.exists() and log.read_text():
                 break
@@ -95,7 +98,7 @@ def test_no_command_line_has_the_key_and_the_file_that_leads_to_it_is_private(tm
         file = Path(log.read_text().removeprefix("file://"))
         key = server.path.strip("/")
         lines = command_lines()
-        assert any(str(file) in line for line in lines), "the browser runs"
+        assert any(str(file) in line for line in lines), "the browser must run"
         assert not any(key in line for line in lines)
         assert server.address in file.read_text()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -105,10 +108,10 @@ def test_no_command_line_has_the_key_and_the_file_that_leads_to_it_is_private(tm
             if not file.parent.exists():
                 break
             time.sleep(0.1)
-        assert not file.parent.exists(), "it goes when the page was opened"
+        assert not file.parent.exists(), "the file must be removed when the page is open"
 
 
-def test_the_file_that_leads_to_the_page_goes_when_it_was_used() -> None:
+def test_the_redirect_file_is_removed_after_use() -> None:
     with RedirectFile("http://127.0.0.1:1/a&b/") as file:
         assert "url=http://127.0.0.1:1/a&amp;b/" in file.path.read_text()
     assert not file.path.parent.exists()
@@ -120,37 +123,35 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "regard"
 
 
-def test_a_chosen_port_has_the_same_key_at_each_start_in_a_private_file(state: Path) -> None:
-    key = key_of_port(8123)
+def test_a_port_has_the_same_key_at_each_start_in_a_private_file(state: Path) -> None:
+    key = load_or_create_key(8123)
     assert len(key) >= 20
-    assert key_of_port(8123) == key
-    assert key_of_port(8124) != key
+    assert load_or_create_key(8123) == key
+    assert load_or_create_key(8124) != key
     file = state / "explorer-key-8123"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
-    assert sorted(each.name for each in state.iterdir()) == ["explorer-key-8123", "explorer-key-8124"]
+    assert sorted(path.name for path in state.iterdir()) == ["explorer-key-8123", "explorer-key-8124"]
 
 
-def test_a_key_that_others_could_read_or_that_is_none_is_replaced(state: Path) -> None:
-    key, file = key_of_port(8123), state / "explorer-key-8123"
+def test_an_invalid_or_readable_key_is_replaced(state: Path) -> None:
+    key, file = load_or_create_key(8123), state / "explorer-key-8123"
     file.chmod(0o644)
-    replaced = key_of_port(8123)
-    assert replaced != key
+    new_key = load_or_create_key(8123)
+    assert new_key != key
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("../../etc/passwd and more")
-    assert key_of_port(8123) != replaced
+    assert load_or_create_key(8123) != new_key
     file.unlink()
     file.symlink_to(state / "elsewhere")
-    with pytest.raises(
-        LoadError, match=r"the key of port 8123 must be kept in .*explorer-key-8123, .* leave out --por"
-    ):
-        key_of_port(8123)
+    with pytest.raises(LoadError, match=r"the key of port 8123 is stored in .*explorer-key-8123, .* omit --port"):
+        load_or_create_key(8123)
 
 
-def test_a_folder_that_cannot_be_written_is_said_with_the_remedy(state: Path) -> None:
-    state.parent.joinpath("regard").write_text("a file in the place of the folder")
-    with pytest.raises(LoadError, match=r"set XDG_STATE_HOME to another one, or leave out --port"):
-        key_of_port(8123)
+def test_a_folder_that_cannot_be_written_raises(state: Path) -> None:
+    state.parent.joinpath("regard").write_text("a file instead of the folder")
+    with pytest.raises(LoadError, match=r"set XDG_STATE_HOME to another folder, or omit --port"):
+        load_or_create_key(8123)
 
 
 def free_port() -> int:
@@ -159,34 +160,32 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_the_address_survives_a_restart_where_the_port_was_chosen(tmp_path: Path) -> None:
+def test_the_address_of_a_chosen_port_survives_a_restart(tmp_path: Path) -> None:
     port, environment = free_port(), {"XDG_STATE_HOME": str(tmp_path)}
-    addresses, sessions = [], []
+    addresses, server_ids = [], []
     for _ in range(2):
-        with serving(port=port, environment=environment) as server:
+        with run_server(port=port, environment=environment) as server:
             addresses.append(server.address)
-            sessions.append(server.ask("state").values["session"])
+            server_ids.append(server.request("state").values["server_id"])
             status, _, data = server.get("/proof/nonce-1")
             assert status == 200
-            answer = {"proof": proof(server.path.strip("/"), port, "nonce-1"), "session": sessions[-1]}
-            assert json.loads(data) == answer
+            expected = {"proof": proof(server.path.strip("/"), port, "nonce-1"), "server_id": server_ids[-1]}
+            assert json.loads(data) == expected
             assert server.path.strip("/") not in data.decode()
-    assert addresses[0] == addresses[1] == f"http://127.0.0.1:{port}/{key_file(tmp_path, port)}/"
-    assert sessions[0] != sessions[1]
+    assert addresses[0] == addresses[1] == f"http://127.0.0.1:{port}/{stored_key(tmp_path, port)}/"
+    assert server_ids[0] != server_ids[1]
 
 
-def key_file(folder: Path, port: int) -> str:
+def stored_key(folder: Path, port: int) -> str:
     return (folder / "regard" / f"explorer-key-{port}").read_text().strip()
 
 
-def test_a_question_with_the_session_of_another_start_is_refused(server: Served) -> None:
-    status, data = server.post("state", {}, **{"X-Session": "of-yesterday"})
+def test_a_request_with_the_server_id_of_an_earlier_start_is_rejected(server: ServerProcess) -> None:
+    status, data = server.post("state", {}, **{"X-Server-Id": "earlier"})
     assert status == 409
-    assert json.loads(data)["error"] == (
-        "the explorer was started again; numbers of texts from before mean other texts."
-    )
-    session = server.ask("state").values["session"]
-    assert server.post("state", {}, **{"X-Session": session})[0] == 200
+    assert json.loads(data)["error"] == "the explorer was restarted, and earlier session ids are no longer valid."
+    server_id = server.request("state").values["server_id"]
+    assert server.post("state", {}, **{"X-Server-Id": server_id})[0] == 200
 
 
 def test_the_proof_depends_on_the_key_the_port_and_the_nonce() -> None:
@@ -194,39 +193,39 @@ def test_the_proof_depends_on_the_key_the_port_and_the_nonce() -> None:
     assert len(proofs) == 8
 
 
-def test_an_address_of_an_earlier_start_gets_a_page_in_a_browser_and_json_elsewhere(server: Served) -> None:
-    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-    status, headers, data = server.get("/a-key-of-yesterday/", **browser)
+def test_an_address_of_an_earlier_start_gives_a_page_in_a_browser_and_json_elsewhere(server: ServerProcess) -> None:
+    accept = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    status, headers, data = server.get("/an-earlier-key/", **accept)
     assert (status, headers["content-type"]) == (404, "text/html; charset=utf-8")
-    assert b"started again" in data
-    assert b"regard look --port" in data
+    assert b"restarted after" in data
+    assert b"regard explore --port" in data
     assert "default-src 'none'" in headers["content-security-policy"]
     assert "unsafe" not in headers["content-security-policy"]
     assert server.path.strip("/").encode() not in data
-    status, headers, _ = server.get("/a-key-of-yesterday/")
+    status, headers, _ = server.get("/an-earlier-key/")
     assert (status, headers["content-type"]) == (404, "application/json")
 
 
-def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
+def test_a_port_in_use_raises_before_a_model_is_loaded() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         message = f"port must be free and from 0 to 65535; got {port}: "
-        with pytest.raises(SpecError, match=message):
+        with pytest.raises(ArgumentError, match=message):
             serve("a", model="/there/is/no/such/model", port=port, open_browser=False)
-        command = [sys.executable, "-m", "regard.cli", "look", "a", "--model", "/there/is/no/such/model"]
-        done = subprocess.run(
+        command = [sys.executable, "-m", "regard.cli", "explore", "a", "--model", "/there/is/no/such/model"]
+        result = subprocess.run(
             [*command, "--port", str(port), "--no-browser"], capture_output=True, text=True, env=os.environ
         )
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert result.returncode == 2
+    assert message in result.stderr
 
 
-def test_a_free_port_is_taken_where_none_was_chosen() -> None:
+def test_port_zero_uses_a_free_port() -> None:
     listener = listen(0)
     try:
         assert listener.port > 0
-        assert not listener.is_chosen
+        assert not listener.has_fixed_port
     finally:
         listener.socket.close()

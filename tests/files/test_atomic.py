@@ -1,4 +1,4 @@
-"""Atomic writing: what a reader sees, also when the writer is killed, the disk is full, or several write at once."""
+"""Atomic writing: killed writers, full disks, concurrent writers, file modes."""
 
 import os
 import signal
@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from regard.draw.plain import Svg
 from regard.errors import SaveError
 from regard.files.atomic import PARTIAL_SUFFIX, atomic_file, write_text
 from regard.files.lock import try_lock
+from regard.plot.svg_and_text import Svg
 
 
-def _partial(folder: Path) -> list[Path]:
+def partial_files(folder: Path) -> list[Path]:
     return list(folder.glob(f".*{PARTIAL_SUFFIX}"))
 
 
-def test_a_failed_block_leaves_the_previous_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_block_leaves_only_the_previous_file(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     write_text(path, "old")
 
     def interrupted() -> None:
         with atomic_file(path) as file:
             file.write(b"new")
-            assert path.read_text() == "old" and len(_partial(tmp_path)) == 1
+            assert path.read_text() == "old" and len(partial_files(tmp_path)) == 1
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -36,7 +36,7 @@ def test_a_failed_block_leaves_the_previous_file_and_nothing_else(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_existing_file_keeps_its_mode_and_a_new_one_gets_that_of_the_umask(tmp_path: Path) -> None:
+def test_existing_file_keeps_its_mode_and_new_file_follows_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_text(tmp_path / "new", "x")
@@ -54,19 +54,19 @@ def test_an_existing_file_keeps_its_mode_and_a_new_one_gets_that_of_the_umask(tm
     assert stat.S_IMODE(shared.stat().st_mode) == 0o666
 
 
-def test_a_private_file_is_private_while_it_is_rewritten(tmp_path: Path) -> None:
+def test_private_file_stays_private_while_it_is_rewritten(tmp_path: Path) -> None:
     private = tmp_path / "private"
     private.touch(0o600)
     with atomic_file(private):
-        assert [stat.S_IMODE(p.stat().st_mode) for p in _partial(tmp_path)] == [0o600]
+        assert [stat.S_IMODE(p.stat().st_mode) for p in partial_files(tmp_path)] == [0o600]
 
 
-def test_the_umask_of_the_process_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("a second thread would create files with this umask"))
+def test_umask_of_the_process_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("other threads would create files with this umask"))
     write_text(tmp_path / "x", "x")
 
 
-def test_the_partial_file_of_a_killed_writer_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_next_writer_removes_the_partial_file_of_a_killed_writer(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from regard.files.atomic import atomic_file
@@ -76,20 +76,20 @@ with atomic_file({str(tmp_path / "x")!r}) as file:
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert len(_partial(tmp_path)) == 1 and not (tmp_path / "x").exists()
+    assert len(partial_files(tmp_path)) == 1 and not (tmp_path / "x").exists()
     with atomic_file(tmp_path / "y"):
-        assert [path.name[:3] for path in _partial(tmp_path)] == [".y."]
+        assert [path.name[:3] for path in partial_files(tmp_path)] == [".y."]
     assert list(tmp_path.iterdir()) == [tmp_path / "y"]
 
 
-def test_the_partial_file_of_a_living_writer_stays(tmp_path: Path) -> None:
+def test_partial_file_of_a_running_writer_is_not_removed(tmp_path: Path) -> None:
     with atomic_file(tmp_path / "x") as file:
         write_text(tmp_path / "y", "y")
         file.write(b"x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
 
 
-def test_many_threads_write_one_file_and_a_reader_sees_whole_ones(tmp_path: Path) -> None:
+def test_concurrent_writers_never_expose_a_partial_file(tmp_path: Path) -> None:
     path, texts = tmp_path / "x", [letter * 50_000 for letter in "abcd"]
     write_text(path, texts[0])
     errors: list[BaseException] = []
@@ -99,7 +99,7 @@ def test_many_threads_write_one_file_and_a_reader_sees_whole_ones(tmp_path: Path
             for _ in range(15):
                 write_text(path, text)
                 assert path.read_text() in texts
-        except BaseException as error:  # a thread's failure is reported below
+        except BaseException as error:  # asserted below, in the main thread
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(text,)) for text in texts]
@@ -111,13 +111,15 @@ def test_many_threads_write_one_file_and_a_reader_sees_whole_ones(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_content_reaches_the_disk_before_the_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_is_flushed_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     fsync, replace = os.fsync, os.replace
 
-    def recorded_fsync(number: int) -> None:
-        steps.append("folder" if stat.S_ISDIR(os.fstat(number).st_mode) else f"file of {os.fstat(number).st_size}")
-        fsync(number)
+    def recorded_fsync(descriptor: int) -> None:
+        steps.append(
+            "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else f"file of {os.fstat(descriptor).st_size}"
+        )
+        fsync(descriptor)
 
     def recorded_replace(old: Path, new: Path) -> None:
         steps.append("rename")
@@ -129,7 +131,7 @@ def test_content_reaches_the_disk_before_the_name_does(tmp_path: Path, monkeypat
     assert steps == ["file of 4", "rename", "folder"]
 
 
-def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+def test_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     write_text(tmp_path / "link", "x")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "x"
@@ -141,7 +143,7 @@ def test_devices_are_written_directly(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_is_a_sentence_that_names_the_file(tmp_path: Path) -> None:
+def test_full_disk_raises_save_error_with_the_path(tmp_path: Path) -> None:
     with pytest.raises(SaveError, match=r"^/dev/full must be a file that can be written; got: No space left on device"):
         write_text("/dev/full", "x")
     missing = tmp_path / "no" / "x"
@@ -149,6 +151,6 @@ def test_a_full_disk_is_a_sentence_that_names_the_file(tmp_path: Path) -> None:
         write_text(missing, "x")
 
 
-def test_a_lock_is_held_by_one_open_file(tmp_path: Path) -> None:
+def test_lock_is_held_by_one_file_object(tmp_path: Path) -> None:
     with (tmp_path / "x").open("wb") as first, (tmp_path / "x").open("rb") as second:
         assert try_lock(first) and not try_lock(second)

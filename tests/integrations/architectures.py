@@ -1,4 +1,4 @@
-"""Every generating architecture of transformers as a tiny model, by shrinking the configuration that it comes with."""
+"""Every generating architecture of transformers as a tiny model: its default configuration with small sizes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from transformers.integrations.heterogeneity.configuration_utils import Ambiguou
 from transformers.models.auto import modeling_auto
 
 WINDOW = 5
-# names of sizes in configurations, and small values that fit each other: 4 heads of width 8 make 32
+# sizes of configurations, with small values that are consistent: 4 heads of dimension 8 make 32
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "text_vocab_size", "vocab_size_per_layer_input", "d_vocab"), 99),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim_model", "emb_dim", "dim"), 32),
@@ -48,7 +48,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }
-# sizes that other sizes must fit, or that only one configuration names
+# sizes that depend on other sizes, or that only one configuration has
 SPECIAL: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": dict(attn_layer_indices=[1]),
     "BltForCausalLM": dict(encoder_hash_byte_group_vocab=50),
@@ -100,32 +100,32 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "ZayaForCausalLM": dict(num_experts_per_tok=1),
 }
 MAX_PARAMETERS = 7_000_000
-DROPOUTS = ("drop", "jitter")
+DROPOUT_NAMES = ("drop", "jitter")
 
-# not compared, and why
+# architectures that are not compared, with the reason
 UNUSABLE: dict[str, str] = {
-    "BltForCausalLM": "its patch and byte models do not fit each other when every size is shrunk",
+    "BltForCausalLM": "its patch and byte models are inconsistent with small sizes",
     "Gemma3nForConditionalGeneration": "it needs timm; its text model is compared",
     "Gemma4ForConditionalGeneration": "it needs the parts of its processor; its text model is compared",
     "Gemma4UnifiedForConditionalGeneration": "it needs the parts of its processor; its text model is compared",
     "Gemma4AssistantForCausalLM": "it needs the keys of another model",
     "Gemma4UnifiedAssistantForCausalLM": "it needs the keys of another model",
-    "MusicgenForCausalLM": "its tokens are codebooks of sound",
-    "MusicgenMelodyForCausalLM": "its tokens are codebooks of sound",
-    "Nemotron3_5TranscribeForConditionalGeneration": "it needs sound, and its parts do not fit when shrunk",
-    "VibeVoiceAsrForConditionalGeneration": "it stays large when shrunk",
-    "VoxtralRealtimeForConditionalGeneration": "it needs sound",
-    "XmodForCausalLM": "it needs a language",
-    "ZambaForCausalLM": "its shared layer has twice the width of the others",
-    "Zamba2ForCausalLM": "its shared layer has twice the width of the others",
+    "MusicgenForCausalLM": "its tokens are audio codebooks",
+    "MusicgenMelodyForCausalLM": "its tokens are audio codebooks",
+    "Nemotron3_5TranscribeForConditionalGeneration": "it needs audio, and its parts are inconsistent with small sizes",
+    "VibeVoiceAsrForConditionalGeneration": "it stays large with small sizes",
+    "VoxtralRealtimeForConditionalGeneration": "it needs audio",
+    "XmodForCausalLM": "it needs a default language",
+    "ZambaForCausalLM": "its shared layer has twice the embedding dimension of the others",
+    "Zamba2ForCausalLM": "its shared layer has twice the embedding dimension of the others",
 }
-# layers that choose keys by number and hand the numbers to the backend
-REFUSED = {"AXK2ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "HYV4ForCausalLM"}
+# architectures whose layers select keys by index and pass the indices to the attention function
+UNSUPPORTED = {"AXK2ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "HYV4ForCausalLM"}
 WITHOUT_ATTENTION = {"FalconMambaForCausalLM", "MambaForCausalLM", "Mamba2ForCausalLM", "xLSTMForCausalLM"}
 
 
 def generating_classes() -> list[str]:
-    """The classes that generate text, one for each model type and task."""
+    """Return the classes that generate text, one for each model type and task."""
     mappings = (
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -134,31 +134,31 @@ def generating_classes() -> list[str]:
 
 
 def tiny_config(config_class: Any, **extra: Any) -> Any:
-    """A configuration with every size it names made small, and one layer of each kind it has."""
-    usual = config_class()
+    """Return a configuration with all sizes small and one layer of each type."""
+    default = config_class()
     options: dict[str, Any] = {}
-    for name in (*vars(usual), *getattr(usual, "attribute_map", {})):
-        value = _attribute(usual, name)
+    for name in (*vars(default), *getattr(default, "attribute_map", {})):
+        value = _attribute(default, name)
         if name in SMALL and not isinstance(value, list | tuple | dict):
             options[name] = SMALL[name]
-        elif any(part in name for part in DROPOUTS) and isinstance(value, float):
+        elif any(part in name for part in DROPOUT_NAMES) and isinstance(value, float):
             options[name] = 0.0
     for name in getattr(config_class, "sub_configs", ()):
-        if getattr(usual, name, None) is not None:
-            options[name] = tiny_config(type(getattr(usual, name)))
-    if hasattr(usual, "qk_rope_head_dim"):  # latent attention has a key for each head and turns a part of it
+        if getattr(default, name, None) is not None:
+            options[name] = tiny_config(type(getattr(default, name)))
+    if hasattr(default, "qk_rope_head_dim"):  # latent attention has one key per head and rotates a part of it
         options |= {"head_dim": 4, "num_key_value_heads": 4}
-    kinds = getattr(usual, "layer_types", None)
-    stored = getattr(usual, "attribute_map", {}).get("layer_types", "layer_types")
-    if kinds and not isinstance(getattr(config_class, stored, None), property):
-        distinct = list(dict.fromkeys(kinds))
+    layer_types = getattr(default, "layer_types", None)
+    attribute = getattr(default, "attribute_map", {}).get("layer_types", "layer_types")
+    if layer_types and not isinstance(getattr(config_class, attribute, None), property):
+        distinct = list(dict.fromkeys(layer_types))
         options["layer_types"] = distinct * (1 if len(distinct) > 1 else 2)
         options["num_hidden_layers"] = len(options["layer_types"])
     return config_class(**(options | extra))
 
 
 def _attribute(config: Any, name: str) -> Any:
-    """An attribute, or None where the configuration has it for each layer apart."""
+    """Return an attribute of a configuration, or None if it differs between layers."""
     try:
         return getattr(config, name, None)
     except AmbiguousGlobalPerLayerAttributeError:
@@ -166,12 +166,12 @@ def _attribute(config: Any, name: str) -> Any:
 
 
 def tiny_model(class_name: str, **extra: Any) -> Any:
-    """A model of a class of transformers whose attention is far from uniform."""
+    """Return a tiny model of a class of transformers, with weights large enough for non-uniform attention."""
     model_class = getattr(transformers, class_name)
     extra = SPECIAL.get(class_name, {}) | extra
     config = tiny_config(model_class.config_class, **extra)
     if class_name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and hasattr(config, "is_decoder"):
-        config.is_decoder = True  # BERT and its kin see all tokens otherwise
+        config.is_decoder = True  # otherwise BERT and similar models are bidirectional
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in model_class(config).parameters())
     assert size <= MAX_PARAMETERS, f"{class_name} has {size:,} parameters; add its sizes to SMALL or SPECIAL"

@@ -1,40 +1,45 @@
-"""Every law that takes an `engine` runs once for each engine of the library, and on `tiled` once more in small tiles.
+"""Every law with a `backend` argument runs on each backend of the library, and on `tiled` once more in small tiles.
 
-The shapes that hypothesis makes are small, and the tiles of the library are not: without small tiles most of these
-problems would be a single tile, and nothing would be seen of what happens between two of them.
+The problems of hypothesis are smaller than a tile of the library. Small tiles split them, so that the laws also cover
+the borders between tiles.
 """
 
 import pytest
 
 import regard
-from regard.engine.tiled import Tiled
-from regard.plan.blocks import Tiles
+from regard.backends.tiled import TiledBackend
+from regard.plan.tiling import Tiling
 
-# On the CPU `fused` runs torch's definition of its kernels, some 10 ms for a call and 60 with gradients.
-LONG_ON_FUSED = ("test_determinism", "test_gradients", "test_hidden", "test_memory")
+# On the CPU `flex` runs the eager definition of its kernels, about 10 ms per call and 60 ms with gradients.
+LONG_ON_FLEX = ("test_determinism", "test_gradients", "test_hidden_pairs", "test_memory")
 
 
 class InSmallTiles(str):
-    """The name of an engine that is to run in tiles of a few rows and columns."""
+    """The name of a backend that runs in tiles of a few rows and columns."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "engine" not in metafunc.fixturenames:
+    if "backend" not in metafunc.fixturenames or _is_parametrized(metafunc):
         return
-    long = metafunc.module.__name__.rpartition(".")[2] in LONG_ON_FUSED
-    engines = [
-        pytest.param(name, id=name, marks=[pytest.mark.long] if long and name == "fused" else [])
-        for name in regard.engines()
+    is_long = metafunc.module.__name__.rpartition(".")[2] in LONG_ON_FLEX
+    backends = [
+        pytest.param(name, id=name, marks=[pytest.mark.long] if is_long and name == "flex" else [])
+        for name in regard.available_backends()
     ]
-    shapes_are_made = hasattr(metafunc.function, "hypothesis")
-    crosses_tiles_anyway = "tile" in metafunc.function.__name__
-    if shapes_are_made and not crosses_tiles_anyway:
-        engines.append(pytest.param(InSmallTiles("tiled"), id="tiled in small tiles"))
-    metafunc.parametrize("engine", engines)
+    is_generated = hasattr(metafunc.function, "hypothesis")
+    has_several_tiles = "tile" in metafunc.function.__name__
+    if is_generated and not has_several_tiles:
+        backends.append(pytest.param(InSmallTiles("tiled"), id="tiled in small tiles"))
+    metafunc.parametrize("backend", backends)
+
+
+def _is_parametrized(metafunc: pytest.Metafunc) -> bool:
+    marks = metafunc.definition.iter_markers("parametrize")
+    return any("backend" in mark.args[0].replace(" ", "").split(",") for mark in marks)
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = getattr(request.node, "callspec", None)
-    if chosen is not None and isinstance(chosen.params.get("engine"), InSmallTiles):
-        monkeypatch.setattr(Tiled, "tiles", lambda engine, spec: Tiles(3, 4, 40, 8))
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and isinstance(callspec.params.get("backend"), InSmallTiles):
+        monkeypatch.setattr(TiledBackend, "tiling", lambda self, spec: Tiling(3, 4, 40, 8))

@@ -1,6 +1,6 @@
-"""Memory: O(n) beyond inputs and outputs unless the plan says otherwise; nothing becomes n x n silently.
+"""Memory is O(n) beyond inputs and outputs, unless the plan states n x n.
 
-Measured as resident memory in a process of its own (`peak.py`). The truly long problems run elsewhere.
+The peak resident memory is measured in a separate process (`peak_memory.py`). Very long problems are in `tests/long`.
 """
 
 import json
@@ -17,7 +17,7 @@ from . import cases
 
 LENGTH = 8192
 SQUARE = 4 * LENGTH**2  # bytes of one n x n matrix of float32
-MEBI = 2**20
+MIB = 2**20
 CASES = [
     "plain",
     "causal",
@@ -25,7 +25,7 @@ CASES = [
     "function",
     "table",
     "keys",
-    "metric",
+    "gaussian",
     "additive",
     "custom",
     "dropout",
@@ -34,47 +34,47 @@ CASES = [
     "relu",
     "sparsemax",
     "entmax",
-    "top",
-    "argmax",
+    "topk",
+    "hardmax",
     "sinkhorn",
     "measure",
 ]
 
-_found: dict[tuple[str, str], dict[str, int]] = {}
+_peaks: dict[tuple[str, str], dict[str, int]] = {}
 
 
-def measured(engine, names, length):
-    """Bytes of each case. All in one process: starting one takes longer than a case does."""
-    if (engine, names) not in _found:
-        program = pathlib.Path(__file__).with_name("peak.py")
-        command = [sys.executable, str(program), engine, names, str(length)]
-        # each thread keeps arenas of its own, and what is freed is to go back at once, or the next case hides in it
-        surroundings = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**17)}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings)
-        assert done.returncode == 0, done.stderr
-        _found[engine, names] = json.loads(done.stdout)
-    return _found[engine, names]
+def measured_bytes(backend, names, length):
+    """Return the bytes of each case. One process runs all cases, because starting it takes longer than a case."""
+    if (backend, names) not in _peaks:
+        program = pathlib.Path(__file__).with_name("peak_memory.py")
+        command = [sys.executable, str(program), backend, names, str(length)]
+        # one thread has one arena; a low threshold returns freed memory at once, so that the next case cannot reuse it
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**17)}
+        process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert process.returncode == 0, process.stderr
+        _peaks[backend, names] = json.loads(process.stdout)
+    return _peaks[backend, names]
 
 
-def predicted(engine, length):
+def predicted_bytes(backend, length):
     shape = (1, 1, length, 32)
-    return regard.explain(shape, shape, shape, engine=engine).cost.extra_memory
+    return regard.explain(shape, shape, shape, backend=backend).cost.extra_memory
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_engine_takes_n_by_n_memory_unless_its_plan_says_so(engine, name):
-    if predicted(engine, LENGTH) >= SQUARE:
-        return  # it says so
+def test_no_backend_takes_n_by_n_memory_unless_its_plan_states_it(backend, name):
+    if predicted_bytes(backend, LENGTH) >= SQUARE:
+        return  # the plan states it
 
-    # A fifth of one n x n matrix, 54 MB: less than one of booleans, more than what a metric keeps of O(n) in float64.
-    found = measured(engine, ",".join(CASES), LENGTH)
-    if name not in found and engine not in cases.NEVER_DECLINE:
-        pytest.skip("this engine declines")
-    assert found[name] < SQUARE / 5
+    # 54 MB, a fifth of one n x n matrix: less than a boolean matrix, more than the O(n) float64 tensors of gaussian
+    peaks = measured_bytes(backend, ",".join(CASES), LENGTH)
+    if name not in peaks and backend not in cases.SUPPORTS_EVERY_CALL:
+        pytest.skip("this backend does not support the call")
+    assert peaks[name] < SQUARE / 5
 
 
-def test_the_plan_tells_the_memory_that_the_call_takes(engine):
-    length = LENGTH if predicted(engine, LENGTH) < SQUARE else 2048
+def test_the_plan_predicts_the_memory_of_the_call(backend):
+    length = LENGTH if predicted_bytes(backend, LENGTH) < SQUARE else 2048
 
-    # Half as much again for what the allocator rounds up, and some MB that any call leaves behind.
-    assert measured(engine, "forward", length)["forward"] < 1.5 * predicted(engine, length) + 8 * MEBI
+    # 1.5 times for rounding by the allocator, plus a few MB that any call leaves allocated
+    assert measured_bytes(backend, "forward", length)["forward"] < 1.5 * predicted_bytes(backend, length) + 8 * MIB

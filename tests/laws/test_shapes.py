@@ -1,4 +1,4 @@
-"""Shapes: lengths of 0 and 1, unequal widths, any strides, broadcast batch, 2-D to 5-D, grouped heads."""
+"""Shapes: lengths of 0 and 1, different value dimensions, strides, broadcast batches, 2-D to 5-D, grouped heads."""
 
 import numpy as np
 import pytest
@@ -7,47 +7,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard import mask, score, weigh
+from regard import mask, normalizer, score
 
 from . import cases, direct
 
-WEIGHS = {
-    "softmax": (weigh.softmax(), direct.softmax()),
-    "sink": (weigh.sink(0.5), direct.sink(0.5)),
-    "sigmoid": (weigh.sigmoid(0.5), direct.sigmoid(0.5)),
-    "relu": (weigh.relu(0.5), direct.relu(0.5)),
-    "sparsemax": (weigh.sparsemax(), direct.sparsemax()),
-    "entmax": (weigh.entmax(1.3), direct.entmax(1.3)),
-    "top": (weigh.top(2), direct.top(2)),
-    "argmax": (weigh.argmax(), direct.argmax()),
+NORMALIZERS = {
+    "softmax": (normalizer.softmax(), direct.softmax()),
+    "sink": (normalizer.sink(0.5), direct.sink(0.5)),
+    "sigmoid": (normalizer.sigmoid(0.5), direct.sigmoid(0.5)),
+    "relu": (normalizer.relu(0.5), direct.relu(0.5)),
+    "sparsemax": (normalizer.sparsemax(), direct.sparsemax()),
+    "entmax": (normalizer.entmax(1.3), direct.entmax(1.3)),
+    "topk": (normalizer.topk(2), direct.topk(2)),
+    "hardmax": (normalizer.hardmax(), direct.hardmax()),
 }
 
 
-@pytest.mark.parametrize("weighing", WEIGHS)
-@given(problem=cases.problems(n_q=st.integers(0, 2), n_k=st.integers(0, 2), batch=st.integers(0, 2)))
+@pytest.mark.parametrize("normalizer_name", NORMALIZERS)
+@given(problem=cases.problems(n_q=st.integers(0, 2), n_k=st.integers(0, 2), batch_size=st.integers(0, 2)))
 @cases.examples(20)
-def test_lengths_of_none_and_one_are_fine_forward_and_backward(engine, weighing, problem):
-    q, k, v = cases.leaves(*problem.tensors(cases.dtype_of(engine)))
-    ours, theirs = WEIGHS[weighing]
+def test_lengths_of_zero_and_one_forward_and_backward(backend, normalizer_name, problem):
+    q, k, v = cases.leaves(*problem.tensors(cases.dtype_of(backend)))
+    tested, reference = NORMALIZERS[normalizer_name]
 
-    got = cases.attention(engine, q, k, v, weigh=ours, mask=mask.causal())
-    expected = direct.attention(q, k, v, weigh=theirs, mask=direct.causal()).output
+    output = cases.attention(backend, q, k, v, normalizer=tested, mask=mask.causal())
+    expected = direct.attention(q, k, v, normalizer=reference, mask=direct.causal()).output
     weights = problem.normal(*expected.shape)
 
-    assert got.shape == (problem.batch, problem.heads, problem.n_q, problem.width_v)
-    cases.close(got, expected, engine)
-    for one, other in zip(
-        cases.gradients(got, (q, k, v), weights), cases.gradients(expected, (q, k, v), weights), strict=True
+    assert output.shape == (problem.batch_size, problem.num_heads, problem.n_q, problem.value_dim)
+    cases.close(output, expected, backend)
+    for grad, expected_grad in zip(
+        cases.gradients(output, (q, k, v), weights), cases.gradients(expected, (q, k, v), weights), strict=True
     ):
-        cases.close(one, other, engine, times=5)
+        cases.close(grad, expected_grad, backend, times=5)
 
 
 SCORES = {
     "dot": score.dot(),
     "cosine": score.cosine(2.0),
-    "metric": score.metric(1.0),
+    "gaussian": score.gaussian(1.0),
     "mahalanobis": score.mahalanobis(torch.eye(3, dtype=torch.float64)),
-    "multiplicative": score.multiplicative(torch.eye(3, dtype=torch.float64)),
+    "bilinear": score.bilinear(torch.eye(3, dtype=torch.float64)),
     "additive": score.additive(torch.ones(3, 2).double(), torch.ones(3, 2).double(), torch.ones(2).double()),
     "alibi": score.alibi(),
     "softcap": score.softcap(3.0),
@@ -56,44 +56,44 @@ SCORES = {
 
 @pytest.mark.parametrize("n_q, n_k", [(0, 0), (0, 3), (3, 0), (1, 1)])
 @pytest.mark.parametrize("name", SCORES)
-def test_every_score_takes_lengths_of_none_and_one(engine, name, n_q, n_k):
-    if cases.dtype_of(engine) != torch.float64:
+def test_every_score_supports_lengths_of_zero_and_one(backend, name, n_q, n_k):
+    if cases.dtype_of(backend) != torch.float64:
         pytest.skip("the captured tensors here are float64")
     q, k, v = cases.leaves(*cases.Problem(2, 2, 2, n_q, n_k, 3, 4, seed=1).tensors())
 
-    got = cases.attend(engine, q, k, v, score=SCORES[name])
-    found = torch.autograd.grad(got.output.sum(), (q, k, v), allow_unused=True)
+    result = cases.attention_with_weights(backend, q, k, v, score=SCORES[name])
+    grads = torch.autograd.grad(result.output.sum(), (q, k, v), allow_unused=True)
 
-    assert got.output.shape == (2, 2, n_q, 4)
-    assert got.lse.shape == (2, 2, n_q)
-    assert all(x is None or x.isfinite().all() for x in (got.output, *found))
-    cases.equal(got.output, v.expand(2, 2, n_k, 4) if n_k == 1 else torch.zeros(2, 2, n_q, 4).double())
+    assert result.output.shape == (2, 2, n_q, 4)
+    assert result.lse.shape == (2, 2, n_q)
+    assert all(x is None or x.isfinite().all() for x in (result.output, *grads))
+    cases.equal(result.output, v.expand(2, 2, n_k, 4) if n_k == 1 else torch.zeros(2, 2, n_q, 4).double())
 
 
-@given(problem=cases.problems(width=st.sampled_from([1, 2, 7, 16, 33])))
+@given(problem=cases.problems(head_dim=st.sampled_from([1, 2, 7, 16, 33])))
 @cases.examples(20)
-def test_values_may_be_wider_or_narrower_than_keys(engine, problem):
-    q, k, v = problem.tensors(cases.dtype_of(engine))
+def test_value_dim_may_differ_from_head_dim(backend, problem):
+    q, k, v = problem.tensors(cases.dtype_of(backend))
 
-    got = cases.attention(engine, q, k, v)
+    output = cases.attention(backend, q, k, v)
 
-    assert got.shape[-1] == problem.width_v
-    cases.close(got, direct.attention(q, k, v).output, engine)
+    assert output.shape[-1] == problem.value_dim
+    cases.close(output, direct.attention(q, k, v).output, backend)
 
 
-def laid_out(x, how):
-    """The same numbers in another layout of memory."""
-    if how == "length before heads":
+def with_layout(x, layout):
+    """Return the same numbers in another memory layout."""
+    if layout == "length before heads":
         return x.transpose(1, 2).contiguous().transpose(1, 2)
-    if how == "width first":
+    if layout == "head_dim first":
         return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if how == "every second":
+    if layout == "every second":
         return torch.stack([x, torch.full_like(x, torch.nan)], -1).flatten(-2)[..., ::2]
-    if how == "every third row":
+    if layout == "every third row":
         return torch.cat(
             [x.unsqueeze(-2), torch.full_like(x, torch.nan).unsqueeze(-2).repeat_interleave(2, -2)], -2
         ).flatten(-3, -2)[..., ::3, :]
-    if how == "inside a larger one":
+    if layout == "inside a larger tensor":
         return torch.nn.functional.pad(x, (1, 2, 3, 1), value=torch.nan)[..., 3:-1, 1:-2]
     return x
 
@@ -101,181 +101,181 @@ def laid_out(x, how):
 LAYOUTS = [
     "plain",
     "length before heads",
-    "width first",
+    "head_dim first",
     "every second",
     "every third row",
-    "inside a larger one",
+    "inside a larger tensor",
 ]
 
 
-@given(problem=cases.problems(), how=st.tuples(*[st.sampled_from(LAYOUTS)] * 3))
+@given(problem=cases.problems(), layouts=st.tuples(*[st.sampled_from(LAYOUTS)] * 3))
 @cases.examples(25)
-def test_the_layout_in_memory_makes_no_difference(engine, problem, how):
-    plain = problem.tensors(cases.dtype_of(engine))
-    moved = tuple(laid_out(x, one) for x, one in zip(plain, how, strict=True))
-    inputs, others = (tuple(x.requires_grad_() for x in group) for group in (plain, moved))
+def test_the_memory_layout_has_no_effect(backend, problem, layouts):
+    plain = problem.tensors(cases.dtype_of(backend))
+    rearranged = tuple(with_layout(x, layout) for x, layout in zip(plain, layouts, strict=True))
+    inputs, rearranged_inputs = (tuple(x.requires_grad_() for x in group) for group in (plain, rearranged))
 
-    expected = cases.attention(engine, *inputs, mask=mask.causal())
-    got = cases.attention(engine, *others, mask=mask.causal())
+    expected = cases.attention(backend, *inputs, mask=mask.causal())
+    output = cases.attention(backend, *rearranged_inputs, mask=mask.causal())
 
-    cases.close(got, expected, engine)
-    for one, other in zip(
-        cases.gradients(got, others, torch.ones_like(got)),
-        cases.gradients(expected, inputs, torch.ones_like(got)),
+    cases.close(output, expected, backend)
+    for grad, expected_grad in zip(
+        cases.gradients(output, rearranged_inputs, torch.ones_like(output)),
+        cases.gradients(expected, inputs, torch.ones_like(output)),
         strict=True,
     ):
-        cases.close(one, other, engine, times=5)
+        cases.close(grad, expected_grad, backend, times=5)
 
 
-def test_a_gradient_that_arrives_expanded_or_transposed_is_fine(engine):
-    q, k, v = cases.leaves(*cases.Problem(2, 2, 2, 4, 5, 3, 3, seed=1).tensors(cases.dtype_of(engine)))
-    arriving = torch.randn(2, 2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=q.dtype)
+def test_an_expanded_or_transposed_grad_output(backend):
+    q, k, v = cases.leaves(*cases.Problem(2, 2, 2, 4, 5, 3, 3, seed=1).tensors(cases.dtype_of(backend)))
+    incoming = torch.randn(2, 2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=q.dtype)
 
-    for shape in (arriving.transpose(-1, -2), torch.ones((), dtype=q.dtype).expand(2, 2, 4, 3)):
-        got = torch.autograd.grad(cases.attention(engine, q, k, v), (q, k, v), shape)
-        expected = torch.autograd.grad(cases.attention(engine, q, k, v), (q, k, v), shape.clone())
-        for one, other in zip(got, expected, strict=True):
-            cases.close(one, other, engine)
+    for grad_output in (incoming.transpose(-1, -2), torch.ones((), dtype=q.dtype).expand(2, 2, 4, 3)):
+        grads = torch.autograd.grad(cases.attention(backend, q, k, v), (q, k, v), grad_output)
+        expected = torch.autograd.grad(cases.attention(backend, q, k, v), (q, k, v), grad_output.clone())
+        for grad, expected_grad in zip(grads, expected, strict=True):
+            cases.close(grad, expected_grad, backend)
 
 
-@given(problem=cases.problems(batch=st.just(3)), single=st.tuples(st.booleans(), st.booleans(), st.booleans()))
+@given(problem=cases.problems(batch_size=st.just(3)), is_single=st.tuples(st.booleans(), st.booleans(), st.booleans()))
 @cases.examples(20)
-def test_a_batch_of_one_is_shared_by_all_and_its_gradient_summed(engine, problem, single):
-    tensors = problem.tensors(cases.dtype_of(engine))
-    inputs = cases.leaves(*(x[:1] if one else x for x, one in zip(tensors, single, strict=True)))
+def test_a_batch_of_one_broadcasts_and_its_gradient_is_summed(backend, problem, is_single):
+    tensors = problem.tensors(cases.dtype_of(backend))
+    inputs = cases.leaves(*(x[:1] if single else x for x, single in zip(tensors, is_single, strict=True)))
 
-    got = cases.attention(engine, *inputs, mask=mask.causal())
+    output = cases.attention(backend, *inputs, mask=mask.causal())
     expected = direct.attention(*inputs, mask=direct.causal()).output
     weights = problem.normal(*expected.shape)
 
-    assert got.shape == expected.shape
-    cases.close(got, expected, engine)
-    for one, other in zip(
-        cases.gradients(got, inputs, weights), cases.gradients(expected, inputs, weights), strict=True
+    assert output.shape == expected.shape
+    cases.close(output, expected, backend)
+    for grad, expected_grad in zip(
+        cases.gradients(output, inputs, weights), cases.gradients(expected, inputs, weights), strict=True
     ):
-        cases.close(one, other, engine, times=10)
+        cases.close(grad, expected_grad, backend, times=10)
 
 
-@given(problem=cases.problems(batch=st.just(3)))
+@given(problem=cases.problems(batch_size=st.just(3)))
 @cases.examples(10)
-def test_an_expanded_tensor_is_as_good_as_a_copied_one(engine, problem):
-    q, k, v = problem.tensors(cases.dtype_of(engine))
+def test_an_expanded_tensor_equals_a_copy(backend, problem):
+    q, k, v = problem.tensors(cases.dtype_of(backend))
     k, v = (x[:1].expand(3, -1, -1, -1) for x in (k, v))
 
-    cases.close(cases.attention(engine, q, k, v), direct.attention(q, k.clone(), v.clone()).output, engine)
+    cases.close(cases.attention(backend, q, k, v), direct.attention(q, k.clone(), v.clone()).output, backend)
 
 
-@given(problem=cases.problems(batch=st.just(1), key_heads=st.just(1), groups=st.just(1)))
+@given(problem=cases.problems(batch_size=st.just(1), num_kv_heads=st.just(1), groups=st.just(1)))
 @cases.examples(12)
-def test_two_dimensions_are_length_and_width(engine, problem):
-    q, k, v = (x[0, 0] for x in problem.tensors(cases.dtype_of(engine)))
+def test_two_dimensions_are_length_and_head_dim(backend, problem):
+    q, k, v = (x[0, 0] for x in problem.tensors(cases.dtype_of(backend)))
 
-    got = cases.attend(engine, q, k, v, mask=mask.causal())
+    result = cases.attention_with_weights(backend, q, k, v, mask=mask.causal())
     expected = direct.attention(q[None, None], k[None, None], v[None, None], mask=direct.causal())
 
-    assert got.output.shape == (problem.n_q, problem.width_v)
-    assert got.lse.shape == (problem.n_q,)
-    cases.close(got.output, expected.output[0, 0], engine)
-    cases.close(got.lse, expected.lse[0, 0], engine)
+    assert result.output.shape == (problem.n_q, problem.value_dim)
+    assert result.lse.shape == (problem.n_q,)
+    cases.close(result.output, expected.output[0, 0], backend)
+    cases.close(result.lse, expected.lse[0, 0], backend)
 
 
-@given(problem=cases.problems(key_heads=st.just(1), groups=st.just(1)))
+@given(problem=cases.problems(num_kv_heads=st.just(1), groups=st.just(1)))
 @cases.examples(12)
-def test_three_dimensions_are_batch_length_and_width(engine, problem):
-    q, k, v = (x[:, 0] for x in problem.tensors(cases.dtype_of(engine)))
+def test_three_dimensions_are_batch_length_and_head_dim(backend, problem):
+    q, k, v = (x[:, 0] for x in problem.tensors(cases.dtype_of(backend)))
 
-    got = cases.attend(engine, q, k, v, mask=lambda b, h, i, j: (i + j + b) % 3 > h)
+    result = cases.attention_with_weights(backend, q, k, v, mask=lambda b, h, i, j: (i + j + b) % 3 > h)
     expected = direct.attention(
         q[:, None], k[:, None], v[:, None], mask=lambda where: (where.i + where.j + where.b) % 3 > where.h
     )
 
-    assert got.output.shape == (problem.batch, problem.n_q, problem.width_v)
-    assert got.lse.shape == (problem.batch, problem.n_q)
-    cases.close(got.output, expected.output[:, 0], engine)
-    cases.close(got.lse, expected.lse[:, 0], engine)
+    assert result.output.shape == (problem.batch_size, problem.n_q, problem.value_dim)
+    assert result.lse.shape == (problem.batch_size, problem.n_q)
+    cases.close(result.output, expected.output[:, 0], backend)
+    cases.close(result.lse, expected.lse[:, 0], backend)
 
 
-@given(problem=cases.problems(batch=st.just(6)))
+@given(problem=cases.problems(batch_size=st.just(6)))
 @cases.examples(12)
-def test_further_leading_dimensions_flatten_into_the_batch(engine, problem):
-    q, k, v = problem.tensors(cases.dtype_of(engine))
-    shown = [x.unflatten(0, (2, 3)) for x in (q, k, v)]
+def test_further_leading_dimensions_flatten_into_the_batch(backend, problem):
+    q, k, v = problem.tensors(cases.dtype_of(backend))
+    unflattened = [x.unflatten(0, (2, 3)) for x in (q, k, v)]
     lengths = torch.arange(6) % (problem.n_k + 1)
 
-    got = cases.attend(engine, *shown, mask=mask.padding(lengths))
+    result = cases.attention_with_weights(backend, *unflattened, mask=mask.padding(lengths))
     expected = direct.attention(q, k, v, mask=direct.padding(lengths))
 
-    assert got.output.shape == (2, 3, problem.heads, problem.n_q, problem.width_v)
-    assert got.lse.shape == (2, 3, problem.heads, problem.n_q)
-    cases.close(got.output.flatten(0, 1), expected.output, engine)
-    cases.close(got.lse.flatten(0, 1), expected.lse, engine)
+    assert result.output.shape == (2, 3, problem.num_heads, problem.n_q, problem.value_dim)
+    assert result.lse.shape == (2, 3, problem.num_heads, problem.n_q)
+    cases.close(result.output.flatten(0, 1), expected.output, backend)
+    cases.close(result.lse.flatten(0, 1), expected.lse, backend)
 
 
-@given(problem=cases.problems(key_heads=st.sampled_from([1, 2, 3]), groups=st.sampled_from([2, 3, 4])))
+@given(problem=cases.problems(num_kv_heads=st.sampled_from([1, 2, 3]), groups=st.sampled_from([2, 3, 4])))
 @cases.examples(15)
-def test_fewer_key_heads_are_shared_by_groups_of_neighbouring_query_heads(engine, problem):
-    q, k, v = cases.leaves(*problem.tensors(cases.dtype_of(engine)))
-    slopes = torch.linspace(0.1, 1, problem.heads, dtype=q.dtype)
+def test_groups_of_neighboring_query_heads_share_a_key_head(backend, problem):
+    q, k, v = cases.leaves(*problem.tensors(cases.dtype_of(backend)))
+    slopes = torch.linspace(0.1, 1, problem.num_heads, dtype=q.dtype)
 
-    got = cases.attention(engine, q, k, v, score=score.alibi(slopes), mask=mask.causal())
-    expected = direct.attention(q, k, v, rules=[direct.alibi(slopes.double())], mask=direct.causal()).output
+    output = cases.attention(backend, q, k, v, score=score.alibi(slopes), mask=mask.causal())
+    expected = direct.attention(q, k, v, modifiers=[direct.alibi(slopes.double())], mask=direct.causal()).output
     weights = problem.normal(*expected.shape)
 
-    cases.close(got, expected, engine)
-    for one, other in zip(
-        cases.gradients(got, (q, k, v), weights), cases.gradients(expected, (q, k, v), weights), strict=True
+    cases.close(output, expected, backend)
+    for grad, expected_grad in zip(
+        cases.gradients(output, (q, k, v), weights), cases.gradients(expected, (q, k, v), weights), strict=True
     ):
-        cases.close(one, other, engine, times=10)
+        cases.close(grad, expected_grad, backend, times=10)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-def test_numpy_in_is_numpy_out(engine, dtype):
-    if dtype == np.float64 and cases.dtype_of(engine) != torch.float64:
-        pytest.skip("this engine has no float64")
+def test_numpy_inputs_give_numpy_outputs(backend, dtype):
+    if dtype == np.float64 and cases.dtype_of(backend) != torch.float64:
+        pytest.skip("this backend does not support float64")
     q, k, v = (x.numpy().astype(dtype) for x in cases.Problem(2, 2, 1, 3, 4, 5, 6, seed=1).tensors())
 
-    got = cases.attend(engine, q, k, v, mask=mask.causal())
-    expected = regard.attention(*(torch.from_numpy(x) for x in (q, k, v)), mask=mask.causal(), engine=engine)
+    result = cases.attention_with_weights(backend, q, k, v, mask=mask.causal())
+    expected = regard.attention(*(torch.from_numpy(x) for x in (q, k, v)), mask=mask.causal(), backend=backend)
 
-    assert isinstance(got.output, np.ndarray)
-    assert isinstance(got.lse, np.ndarray)
-    assert got.output.dtype == dtype
-    np.testing.assert_array_equal(got.output, expected.numpy())
-    np.testing.assert_array_equal(cases.attention(engine, q, k, v, mask=mask.causal()), got.output)
+    assert isinstance(result.output, np.ndarray)
+    assert isinstance(result.lse, np.ndarray)
+    assert result.output.dtype == dtype
+    np.testing.assert_array_equal(result.output, expected.numpy())
+    np.testing.assert_array_equal(cases.attention(backend, q, k, v, mask=mask.causal()), result.output)
 
 
-def test_numpy_arrays_may_run_backwards_and_be_read_only(engine):
-    q, k, v = (x.numpy() for x in cases.Problem(1, 2, 2, 3, 4, 5, 5, seed=1).tensors(cases.dtype_of(engine)))
+def test_numpy_arrays_may_have_negative_strides_and_be_read_only(backend):
+    q, k, v = (x.numpy() for x in cases.Problem(1, 2, 2, 3, 4, 5, 5, seed=1).tensors(cases.dtype_of(backend)))
     k, v = k[:, :, ::-1], v[:, :, ::-1]
     q.setflags(write=False)
 
-    got = cases.attention(engine, q, k, v)
+    output = cases.attention(backend, q, k, v)
 
-    np.testing.assert_array_equal(got, cases.attention(engine, q.copy(), k.copy(), v.copy()))
+    np.testing.assert_array_equal(output, cases.attention(backend, q.copy(), k.copy(), v.copy()))
 
 
-def test_numpy_masks_biases_and_lengths_go_with_numpy_inputs(engine):
+def test_numpy_masks_biases_and_lengths(backend):
     problem = cases.Problem(2, 2, 2, 3, 4, 5, 5, seed=1)
-    q, k, v = problem.tensors(cases.dtype_of(engine))
-    may, added = problem.coins(3, 4), problem.normal(2, 3, 4).to(q.dtype)
+    q, k, v = problem.tensors(cases.dtype_of(backend))
+    visible, bias = problem.random_mask(3, 4), problem.normal(2, 3, 4).to(q.dtype)
     lengths = torch.tensor([2, 4])
     arrays = [x.numpy() for x in (q, k, v)]
 
-    masked = cases.attention(engine, *arrays, mask=may.numpy())
-    biased = cases.attention(engine, *arrays, score=score.bias(added.numpy()), mask=mask.padding(lengths.numpy()))
+    masked = cases.attention(backend, *arrays, mask=visible.numpy())
+    biased = cases.attention(backend, *arrays, score=score.bias(bias.numpy()), mask=mask.padding(lengths.numpy()))
 
-    cases.close(torch.from_numpy(masked), direct.attention(q, k, v, mask=lambda where: may).output, engine)
-    expected = direct.attention(q, k, v, rules=[direct.bias(added.double())], mask=direct.padding(lengths))
-    cases.close(torch.from_numpy(biased), expected.output, engine)
+    cases.close(torch.from_numpy(masked), direct.attention(q, k, v, mask=lambda where: visible).output, backend)
+    expected = direct.attention(q, k, v, modifiers=[direct.bias(bias.double())], mask=direct.padding(lengths))
+    cases.close(torch.from_numpy(biased), expected.output, backend)
 
 
 @given(problem=cases.long_problems())
 @cases.examples(8)
-def test_lengths_at_the_borders_of_tiles_are_fine(engine, problem):
-    q, k, v = problem.tensors(cases.dtype_of(engine))
+def test_lengths_at_tile_borders(backend, problem):
+    q, k, v = problem.tensors(cases.dtype_of(backend))
 
-    got = cases.attend(engine, q, k, v)
+    result = cases.attention_with_weights(backend, q, k, v)
     expected = direct.attention(q, k, v)
 
-    cases.close(got.output, expected.output, engine)
-    cases.close(got.lse, expected.lse, engine)
+    cases.close(result.output, expected.output, backend)
+    cases.close(result.lse, expected.lse, backend)

@@ -1,20 +1,25 @@
-"""The vision transformer: patches, the token that gathers them, and positions."""
+"""The vision transformer: patches, the CLS token and position embeddings."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from regard.errors import SpecError
+from regard.errors import ArgumentError
 from regard.models.vision import VisionTransformer
-from regard.nn import Design
+from regard.nn import BlockConfig
 
-CLOSE = dict(rtol=1e-4, atol=1e-5)  # float32 sums in another order
+CLOSE = dict(rtol=1e-4, atol=1e-5)  # float32 sums in a different order
 
 
-def _model(image: tuple[int, int] = (8, 8), patch: int = 2, layers: int = 2) -> VisionTransformer:
+def _model(image_size: tuple[int, int] = (8, 8), patch_size: int = 2, num_layers: int = 2) -> VisionTransformer:
     model = VisionTransformer(
-        image=image, patch=patch, channels=3, classes=5, layers=layers, design=Design(16, heads=2)
+        image_size=image_size,
+        patch_size=patch_size,
+        num_channels=3,
+        num_classes=5,
+        num_layers=num_layers,
+        block_config=BlockConfig(16, num_heads=2),
     ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -22,70 +27,73 @@ def _model(image: tuple[int, int] = (8, 8), patch: int = 2, layers: int = 2) -> 
     return model
 
 
-def test_a_patch_becomes_a_token_by_one_matrix() -> None:
-    model = _model(image=(8, 12), patch=4)
+def test_patch_embedding_is_a_linear_map_of_each_patch() -> None:
+    model = _model(image_size=(8, 12), patch_size=4)
     images = torch.randn(2, 3, 8, 12)
-    cut = unfold(images, 4, stride=4).mT  # row by row, as (channel, height, width)
-    expected = cut @ model.patches.weight.flatten(1).mT + model.patches.bias + model.position[1:]
-    tokens = model.tokens(images)
+    patches = unfold(images, 4, stride=4).mT  # row-major; each patch is (channel, height, width)
+    expected = (
+        patches @ model.patch_embedding.weight.flatten(1).mT + model.patch_embedding.bias + model.position_embedding[1:]
+    )
+    tokens = model.embed_images(images)
     assert tokens.shape == (2, 7, 16)
     torch.testing.assert_close(tokens[:, 1:], expected, **CLOSE)
-    torch.testing.assert_close(tokens[1, 0], model.gathering[0] + model.position[0])
+    torch.testing.assert_close(tokens[1, 0], model.cls_token[0] + model.position_embedding[0])
 
 
-def test_the_gathering_token_sees_every_pixel() -> None:
-    model = _model(layers=1)
+def test_the_cls_token_attends_to_every_patch() -> None:
+    model = _model(num_layers=1)
     images = torch.randn(1, 3, 8, 8, requires_grad=True)
     (gradient,) = torch.autograd.grad(model(images)[0, 0], images)
     assert bool((gradient != 0).all())
-    own = model.attend(images)[0].own.weights[0, :, 0]
-    assert own.shape == (2, 17)
-    assert bool((own > 0).all())
-    torch.testing.assert_close(own.sum(-1), torch.ones(2))
+    cls_weights = model.attention_with_weights(images)[0].self_attention.weights[0, :, 0]
+    assert cls_weights.shape == (2, 17)
+    assert bool((cls_weights > 0).all())
+    torch.testing.assert_close(cls_weights.sum(-1), torch.ones(2))
 
 
-def test_a_class_is_read_from_the_gathering_token_alone() -> None:
+def test_logits_come_from_the_cls_token() -> None:
     model = _model()
     images = torch.randn(2, 3, 8, 8)
-    torch.testing.assert_close(model(images), model.head(model.states(images)[:, 0]))
+    torch.testing.assert_close(model(images), model.classifier(model.hidden_states(images)[:, 0]))
 
 
-def _rearranged(images: Tensor, order: Tensor, patch: int) -> Tensor:
-    """The same patches in other places."""
-    cut = unfold(images, patch, stride=patch)[:, :, order]
-    return nn.functional.fold(cut, images.shape[-2:], patch, stride=patch)
+def _permute_patches(images: Tensor, order: Tensor, patch_size: int) -> Tensor:
+    patches = unfold(images, patch_size, stride=patch_size)[:, :, order]
+    return nn.functional.fold(patches, images.shape[-2:], patch_size, stride=patch_size)
 
 
-def test_patches_that_change_places_with_their_positions_change_nothing() -> None:
+def test_permuting_patches_with_their_positions_changes_nothing() -> None:
     model = _model()
     images, order = torch.randn(3, 3, 8, 8), torch.randperm(16)
-    before = model(images).detach()
-    other = _rearranged(images, order, 2)
-    assert not torch.allclose(model(other), before, atol=0.01)  # without their positions they do
+    expected = model(images).detach()
+    permuted = _permute_patches(images, order, 2)
+    assert not torch.allclose(model(permuted), expected, atol=0.01)  # positions are not permuted yet
     with torch.no_grad():
-        model.position[1:] = model.position[1:][order]
-    torch.testing.assert_close(model(other), before, **CLOSE)
+        model.position_embedding[1:] = model.position_embedding[1:][order]
+    torch.testing.assert_close(model(permuted), expected, **CLOSE)
 
 
-def test_positions_are_stretched_to_a_larger_image() -> None:
-    model = _model(image=(8, 8), patch=1)
+def test_position_embeddings_are_interpolated_for_larger_images() -> None:
+    model = _model(image_size=(8, 8), patch_size=1)
     row, column = torch.arange(8.0).repeat_interleave(8), torch.arange(8.0).repeat(8)
     with torch.no_grad():
-        model.position[1:, 0], model.position[1:, 1] = row, column
-        model.patches.weight.zero_()
-        model.patches.bias.zero_()
-    tokens = model.tokens(torch.randn(1, 3, 16, 24))[0]
-    torch.testing.assert_close(tokens[0], model.gathering[0] + model.position[0])
-    found = tokens[1:].view(16, 24, 16)
-    # pixel p of n lies at (p + 1/2) · 8/n - 1/2; torch's cubic leaves a straight line by at most 3/64 where all of its
-    # four points are inside
-    torch.testing.assert_close(found[4:12, 0, 0], (torch.arange(4, 12) + 0.5) / 2 - 0.5, rtol=0, atol=0.047)
-    torch.testing.assert_close(found[0, 6:18, 1], (torch.arange(6, 18) + 0.5) / 3 - 0.5, rtol=0, atol=0.047)
+        model.position_embedding[1:, 0], model.position_embedding[1:, 1] = row, column
+        model.patch_embedding.weight.zero_()
+        model.patch_embedding.bias.zero_()
+    tokens = model.embed_images(torch.randn(1, 3, 16, 24))[0]
+    torch.testing.assert_close(tokens[0], model.cls_token[0] + model.position_embedding[0])
+    grid = tokens[1:].view(16, 24, 16)
+    # Pixel p of n has the coordinate (p + 1/2) · 8/n - 1/2. Cubic interpolation deviates from a straight line by
+    # at most 3/64 if all of its four points are inside the image.
+    torch.testing.assert_close(grid[4:12, 0, 0], (torch.arange(4, 12) + 0.5) / 2 - 0.5, rtol=0, atol=0.047)
+    torch.testing.assert_close(grid[0, 6:18, 1], (torch.arange(6, 18) + 0.5) / 3 - 0.5, rtol=0, atol=0.047)
     assert model(torch.randn(1, 3, 16, 24)).shape == (1, 5)
 
 
-def test_patches_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"patch must divide the image's height and width; got 3 and \(9, 8\)"):
-        _model(image=(9, 8), patch=3)
-    with pytest.raises(SpecError, match=r"patches of 2 must divide the images' height and width; got \(8, 9\)"):
+def test_a_patch_size_that_does_not_divide_the_image_raises() -> None:
+    with pytest.raises(ArgumentError, match=r"both numbers of image_size; got patch_size=3, image_size=\(9, 8\)"):
+        _model(image_size=(9, 8), patch_size=3)
+    with pytest.raises(
+        ArgumentError, match=r"patch_size=2 must divide the height and width of the images; got \(8, 9\)"
+    ):
         _model()(torch.randn(1, 3, 8, 9))

@@ -1,4 +1,4 @@
-"""The attention layer against torch's own, weights copied in both directions."""
+"""MultiHeadAttention compared with torch.nn.MultiheadAttention, with the same weights."""
 
 import copy
 from typing import Any
@@ -8,23 +8,23 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard import mask, score, weigh
-from regard.errors import SpecError
-from regard.nn import ALiBi, LayerCache, MultiHeadAttention, RelativeBias, Rotary
+from regard import mask, normalizer, score
+from regard.errors import ArgumentError
+from regard.nn import ALiBi, LayerCache, MultiHeadAttention, RotaryEmbedding, T5Bias
 
-CLOSE = dict(rtol=1e-4, atol=1e-5)  # float32 sums in another order
+CLOSE = dict(rtol=1e-4, atol=1e-5)  # float32 sums in a different order
 
 
-def _pair(**options: Any) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
+def _layer_pair(**options: Any) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
+    """Return a layer and torch's layer with the same parameters."""
     torch.manual_seed(0)
-    names = {"key_width": "kdim", "value_width": "vdim"}
-    theirs = nn.MultiheadAttention(32, 4, batch_first=True, **{names.get(k, k): v for k, v in options.items()})
-    ours = MultiHeadAttention(32, 4, **options)
-    if theirs.in_proj_bias is not None:
-        nn.init.normal_(theirs.in_proj_bias)
-        nn.init.normal_(theirs.out_proj.bias)
-    ours.load_state_dict(theirs.state_dict())
-    return ours, theirs
+    torch_layer = nn.MultiheadAttention(32, 4, batch_first=True, **options)
+    layer = MultiHeadAttention(32, 4, **options)
+    if torch_layer.in_proj_bias is not None:
+        nn.init.normal_(torch_layer.in_proj_bias)
+        nn.init.normal_(torch_layer.out_proj.bias)
+    layer.load_state_dict(torch_layer.state_dict())
+    return layer, torch_layer
 
 
 def _gradients(output: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -33,102 +33,108 @@ def _gradients(output: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_self_attention_is_that_of_torch_with_gradients(bias: bool) -> None:
-    ours, theirs = _pair(bias=bias)
+def test_self_attention_and_its_gradients_match_torch(bias: bool) -> None:
+    layer, torch_layer = _layer_pair(bias=bias)
     x = torch.randn(3, 7, 32, requires_grad=True)
     hidden = ~torch.ones(7, 7, dtype=torch.bool).tril()
-    mine, other = ours(x, mask=mask.causal()), theirs(x, x, x, attn_mask=hidden, need_weights=False)[0]
-    torch.testing.assert_close(mine, other, **CLOSE)
-    mine_too = _gradients(mine, x, *ours.parameters())
-    others = _gradients(other, x, *theirs.parameters())
-    for one, two in zip(mine_too, others, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+    output = layer(x, mask=mask.causal())
+    expected = torch_layer(x, x, x, attn_mask=hidden, need_weights=False)[0]
+    torch.testing.assert_close(output, expected, **CLOSE)
+    gradients = _gradients(output, x, *layer.parameters())
+    expected_gradients = _gradients(expected, x, *torch_layer.parameters())
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("widths", [{}, {"key_width": 20, "value_width": 12}, {"key_width": 20, "value_width": 20}])
-def test_cross_attention_is_that_of_torch(widths: dict[str, int]) -> None:
-    ours, theirs = _pair(**widths)
-    x = torch.randn(2, 5, 32)
-    keys = torch.randn(2, 9, widths.get("key_width", 32))
-    values = torch.randn(2, 9, widths.get("value_width", 32))
+@pytest.mark.parametrize("dims", [{}, {"kdim": 20, "vdim": 12}, {"kdim": 20, "vdim": 20}])
+def test_cross_attention_matches_torch(dims: dict[str, int]) -> None:
+    layer, torch_layer = _layer_pair(**dims)
+    query = torch.randn(2, 5, 32)
+    key = torch.randn(2, 9, dims.get("kdim", 32))
+    value = torch.randn(2, 9, dims.get("vdim", 32))
     lengths = torch.tensor([9, 4])
-    mine = ours(x, keys, values, mask=mask.padding(lengths))
-    other = theirs(x, keys, values, key_padding_mask=torch.arange(9) >= lengths[:, None])[0]
-    torch.testing.assert_close(mine, other, **CLOSE)
+    output = layer(query, key, value, mask=mask.padding(lengths))
+    expected = torch_layer(query, key, value, key_padding_mask=torch.arange(9) >= lengths[:, None])[0]
+    torch.testing.assert_close(output, expected, **CLOSE)
 
 
-def test_its_state_loads_back_into_torch() -> None:
+def test_state_dict_loads_into_torch() -> None:
     torch.manual_seed(0)
-    ours = MultiHeadAttention(32, 4)
-    theirs = nn.MultiheadAttention(32, 4, batch_first=True)
-    theirs.load_state_dict(ours.state_dict())
+    layer = MultiHeadAttention(32, 4)
+    torch_layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    torch_layer.load_state_dict(layer.state_dict())
     x = torch.randn(2, 6, 32)
-    torch.testing.assert_close(ours(x), theirs(x, x, x)[0], **CLOSE)
+    torch.testing.assert_close(layer(x), torch_layer(x, x, x)[0], **CLOSE)
 
 
-@pytest.mark.parametrize("key_heads", [1, 2])
-def test_grouped_heads_are_heads_with_the_same_keys(key_heads: int) -> None:
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_grouped_heads_equal_heads_with_repeated_keys_and_values(num_kv_heads: int) -> None:
     torch.manual_seed(0)
-    grouped, plain = MultiHeadAttention(32, 4, key_heads=key_heads), MultiHeadAttention(32, 4)
+    grouped, plain = MultiHeadAttention(32, 4, num_kv_heads=num_kv_heads), MultiHeadAttention(32, 4)
     state = grouped.state_dict()
     for kind in ("weight", "bias"):
-        q, k, v = state[f"in_proj_{kind}"].split([32, 8 * key_heads, 8 * key_heads])
-        again = [x.unflatten(0, (key_heads, 8)).repeat_interleave(4 // key_heads, 0).flatten(0, 1) for x in (k, v)]
-        state[f"in_proj_{kind}"] = torch.cat((q, *again))
+        q, k, v = state[f"in_proj_{kind}"].split([32, 8 * num_kv_heads, 8 * num_kv_heads])
+        repeated = [
+            x.unflatten(0, (num_kv_heads, 8)).repeat_interleave(4 // num_kv_heads, 0).flatten(0, 1) for x in (k, v)
+        ]
+        state[f"in_proj_{kind}"] = torch.cat((q, *repeated))
     plain.load_state_dict(state)
     x = torch.randn(2, 6, 32)
     torch.testing.assert_close(grouped(x, mask=mask.causal()), plain(x, mask=mask.causal()), **CLOSE)
 
 
-def test_any_score_mask_and_weighing_reach_the_operator() -> None:
+def test_score_mask_and_normalizer_are_passed_to_attention() -> None:
     torch.manual_seed(0)
     layer = MultiHeadAttention(
-        32, 4, score=score.cosine(3.0), mask=mask.window(3), weigh=weigh.entmax(1.5), head_width=12
+        32, 4, score=score.cosine(3.0), mask=mask.sliding_window(3), normalizer=normalizer.entmax(1.5), head_dim=12
     )
     x = torch.randn(2, 9, 32)
-    rows = nn.functional.linear(x, layer.in_proj_weight, layer.in_proj_bias)
-    q, k, v = rows.unflatten(-1, (3, 4, 12)).permute(2, 0, 3, 1, 4)
-    seen = mask.window(3) & mask.causal()
-    o = regard.attention(q, k, v, score=score.cosine(3.0), mask=seen, weigh=weigh.entmax(1.5), engine="reference")
+    projected = nn.functional.linear(x, layer.in_proj_weight, layer.in_proj_bias)
+    q, k, v = projected.unflatten(-1, (3, 4, 12)).permute(2, 0, 3, 1, 4)
+    combined = mask.sliding_window(3) & mask.causal()
+    o = regard.attention(
+        q, k, v, score=score.cosine(3.0), mask=combined, normalizer=normalizer.entmax(1.5), backend="reference"
+    )
     torch.testing.assert_close(layer(x, mask=mask.causal()), layer.out_proj(o.transpose(1, 2).flatten(2)), **CLOSE)
 
 
 class _Sink(nn.Module):
-    def __init__(self, heads: int) -> None:
+    """A normalizer with a learned sink per head."""
+
+    def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.zeros(heads))
+        self.logits = nn.Parameter(torch.zeros(num_heads))
 
     def forward(self) -> Any:
-        return weigh.sink(self.logits)
+        return normalizer.sink(self.logits)
 
 
-def test_a_module_in_the_place_of_a_weighing_learns() -> None:
+def test_a_normalizer_module_gets_gradients() -> None:
     torch.manual_seed(0)
-    layer = MultiHeadAttention(32, 4, weigh=_Sink(4))
-    assert "weigh.logits" in dict(layer.named_parameters())
-    before = layer(torch.ones(1, 5, 32))
-    before.sum().backward()
-    gradient = layer.weigh.logits.grad
+    layer = MultiHeadAttention(32, 4, normalizer=_Sink(4))
+    assert "normalizer.logits" in dict(layer.named_parameters())
+    layer(torch.ones(1, 5, 32)).sum().backward()
+    gradient = layer.normalizer.logits.grad
     assert gradient is not None and bool((gradient != 0).all())
     with torch.no_grad():
-        layer.weigh.logits += 50.0  # everything goes into the sink
+        layer.normalizer.logits += 50.0  # the sink takes all weight
     torch.testing.assert_close(layer(torch.ones(1, 5, 32)), layer.out_proj.bias.expand(1, 5, -1))
 
 
-@pytest.mark.parametrize("position", [Rotary(8), ALiBi(4), RelativeBias(4)], ids=["rotary", "alibi", "t5"])
-def test_weights_kept_open_are_those_of_the_call(position: Any) -> None:
+@pytest.mark.parametrize("position", [RotaryEmbedding(8), ALiBi(4), T5Bias(4)], ids=["rotary", "alibi", "t5"])
+def test_attention_with_weights_matches_the_forward_pass(position: Any) -> None:
     torch.manual_seed(0)
     layer = MultiHeadAttention(32, 4)
     x = torch.randn(2, 6, 32)
-    kept = layer.attend(x, mask=mask.causal(), position=position)
-    whole = layer(x, mask=mask.causal(), position=position)
-    torch.testing.assert_close(layer.out_proj(kept.output.transpose(1, 2).flatten(2)), whole, **CLOSE)
-    torch.testing.assert_close(kept.weights[...].sum(-1), torch.ones(2, 4, 6))
-    plain = layer(x, mask=mask.causal())
-    assert not torch.allclose(plain, whole, atol=1e-3)
+    result = layer.attention_with_weights(x, mask=mask.causal(), position_encoding=position)
+    output = layer(x, mask=mask.causal(), position_encoding=position)
+    torch.testing.assert_close(layer.out_proj(result.output.transpose(1, 2).flatten(2)), output, **CLOSE)
+    torch.testing.assert_close(result.weights[...].sum(-1), torch.ones(2, 4, 6))
+    output_without_positions = layer(x, mask=mask.causal())
+    assert not torch.allclose(output_without_positions, output, atol=1e-3)
 
 
-def test_dropout_is_for_training_only() -> None:
+def test_dropout_applies_only_in_training() -> None:
     torch.manual_seed(0)
     layer = MultiHeadAttention(32, 4, dropout=0.5)
     x = torch.randn(1, 6, 32)
@@ -137,46 +143,52 @@ def test_dropout_is_for_training_only() -> None:
     torch.testing.assert_close(layer(x), layer(x), rtol=0, atol=0)
 
 
-def test_a_copy_is_independent_and_answers_the_same() -> None:
+def test_a_deep_copy_computes_the_same() -> None:
     torch.manual_seed(0)
     layer = MultiHeadAttention(32, 4, score=score.alibi(torch.rand(4)))
-    twin = copy.deepcopy(layer)
+    layer_copy = copy.deepcopy(layer)
     x = torch.randn(1, 6, 32)
-    torch.testing.assert_close(twin(x), layer(x), rtol=0, atol=0)
+    torch.testing.assert_close(layer_copy(x), layer(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(width=32, heads=5), "heads must divide width, or give head_width; got width=32, heads=5"),
-        (dict(width=32, heads=4, key_heads=3), "key_heads must divide heads; got heads=4, key_heads=3"),
+        (
+            dict(embed_dim=32, num_heads=5),
+            "num_heads must divide embed_dim; got embed_dim=32, num_heads=5. Choose a divisor, or set head_dim",
+        ),
+        (
+            dict(embed_dim=32, num_heads=4, num_kv_heads=3),
+            "num_kv_heads must divide num_heads; got num_heads=4, num_kv_heads=3",
+        ),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
+def test_inconsistent_head_counts_raise(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         MultiHeadAttention(**options)
 
 
-def test_a_sequence_without_a_batch_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"x must have shape \(batch, n, 32\); got \(5, 32\)"):
+def test_input_without_a_batch_dimension_raises() -> None:
+    with pytest.raises(ArgumentError, match=r"query must have shape \(batch, n, 32\); got \(5, 32\)"):
         MultiHeadAttention(32, 4)(torch.randn(5, 32))
 
 
-def test_values_alone_are_mixed_in_the_place_of_those_of_x() -> None:
-    ours, theirs = _pair()
-    x, values = torch.randn(2, 6, 32), torch.randn(2, 6, 32)
-    torch.testing.assert_close(ours(x, None, values), theirs(x, x, values)[0], **CLOSE)
+def test_value_without_key_matches_torch() -> None:
+    layer, torch_layer = _layer_pair()
+    x, value = torch.randn(2, 6, 32), torch.randn(2, 6, 32)
+    torch.testing.assert_close(layer(x, None, value), torch_layer(x, x, value)[0], **CLOSE)
 
 
-def test_functions_of_the_layer_and_of_the_call_are_both_obeyed() -> None:
-    x, near = torch.randn(1, 6, 32), lambda b, h, i, j: i - j < 3
-    for earlier in (lambda b, h, i, j: j <= i, torch.ones(6, 6).tril().bool()):
-        layer, plain = MultiHeadAttention(32, 4, mask=earlier), MultiHeadAttention(32, 4)
-        plain.load_state_dict(layer.state_dict())
-        torch.testing.assert_close(layer(x, mask=near), plain(x, mask=mask.causal() & mask.window(3)))
+def test_masks_of_the_layer_and_of_the_call_are_combined() -> None:
+    x, window = torch.randn(1, 6, 32), lambda b, h, i, j: i - j < 3
+    for causal in (lambda b, h, i, j: j <= i, torch.ones(6, 6).tril().bool()):
+        layer, unmasked = MultiHeadAttention(32, 4, mask=causal), MultiHeadAttention(32, 4)
+        unmasked.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(layer(x, mask=window), unmasked(x, mask=mask.causal() & mask.sliding_window(3)))
 
 
-def test_a_cache_of_what_is_looked_at_is_filled_once() -> None:
+def test_a_cross_attention_cache_is_filled_once() -> None:
     layer, cache = MultiHeadAttention(32, 4), LayerCache()
     x, memory = torch.randn(1, 2, 32), torch.randn(1, 5, 32)
     with torch.no_grad():

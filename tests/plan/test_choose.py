@@ -1,4 +1,4 @@
-"""Choosing an engine: the first without an objection; what the others said is kept."""
+"""Choosing a backend: the first that supports the spec. The plan holds the reasons of the others."""
 
 from dataclasses import dataclass, replace
 
@@ -7,148 +7,171 @@ import torch
 
 import regard
 from regard import mask
-from regard.errors import EngineError
-from regard.plan.blocks import Tiles, blocks
-from regard.plan.choose import Plan, choose
-from regard.spec.read import read
-from regard.spec.spec import Spec
+from regard.backends.registry import BACKENDS
+from regard.call.attention_call import AttentionCall
+from regard.call.parse import parse_call
+from regard.call.spec import CallSpec
+from regard.errors import BackendError
+from regard.plan.choose import Plan, choose_backend
+from regard.plan.tiling import Tiling, call_coverage
 
 
 @dataclass(eq=False)
 class Stub:
-    """An engine that says what it is told to."""
+    """A backend with the given reasons not to run."""
 
     name: str
     reasons: tuple[str, ...] = ()
     variant: str = ""
-    keeps_pairs_on: tuple[str, ...] = ()
+    stores_scores_on: tuple[str, ...] = ()
 
-    def linear_memory(self, spec: Spec) -> bool:
-        return spec.device not in self.keeps_pairs_on
+    def has_linear_memory(self, spec: CallSpec) -> bool:
+        return spec.device not in self.stores_scores_on
 
-    def objections(self, spec: Spec) -> tuple[str, ...]:
+    def unsupported_reasons(self, spec: CallSpec) -> tuple[str, ...]:
         return self.reasons
 
-    def tiles(self, spec: Spec) -> Tiles:
-        return Tiles(len(self.name), 8, 64)
+    def tiling(self, spec: CallSpec) -> Tiling:
+        return Tiling(len(self.name), 8, 64)
 
 
-def spec(**options: object) -> Spec:
+def spec(**options: object) -> CallSpec:
     shape = (2, 4, 64, 16)
-    return read(shape, shape, shape, **options).spec  # type: ignore[arg-type]
+    return parse_call(AttentionCall(shape, shape, shape, **options)).spec  # type: ignore[arg-type]
 
 
-FAST, SLOW, EXACT = Stub("fast"), Stub("slower"), Stub("exact", keeps_pairs_on=("cpu", "cuda"))
-SHY = Stub("shy", ("dtype is float64, and this engine knows float32", "the mask looks something up"))
+FAST, SLOW, EXACT = Stub("fast"), Stub("slower"), Stub("exact", stores_scores_on=("cpu", "cuda"))
+SHY = Stub("shy", ("it computes in float32", "it has no lookups"))
 
 
-def test_the_first_engine_without_an_objection_is_chosen() -> None:
-    assert choose(spec(), (FAST, SLOW)).engine == "fast"
-    assert choose(spec(), (SHY, SLOW, FAST)).engine == "slower"
+def test_first_supporting_backend_is_chosen() -> None:
+    assert choose_backend(spec(), (FAST, SLOW)).backend == "fast"
+    assert choose_backend(spec(), (SHY, SLOW, FAST)).backend == "slower"
 
 
-def test_the_plan_takes_the_tiles_and_the_memory_of_the_engine() -> None:
-    plan = choose(spec(), (SLOW, FAST, EXACT), "exact")
-    assert plan.tiles == Tiles(5, 8, 64) and not plan.linear_memory
-    assert choose(spec(), (SLOW, FAST, EXACT)).linear_memory
+def test_plan_has_the_tiling_and_memory_of_its_backend() -> None:
+    plan = choose_backend(spec(), (SLOW, FAST, EXACT), "exact")
+    assert plan.tiling == Tiling(5, 8, 64) and not plan.has_linear_memory
+    assert choose_backend(spec(), (SLOW, FAST, EXACT)).has_linear_memory
 
 
-def test_every_engines_objections_are_kept_also_those_that_come_after() -> None:
-    later = Stub("later", ("it is too late",))
-    plan = choose(spec(), (SHY, EXACT, FAST, later))
-    assert plan.objections == {
+def test_plan_has_the_reasons_of_every_backend() -> None:
+    later = Stub("later", ("it does not support masks",))
+    plan = choose_backend(spec(), (SHY, EXACT, FAST, later))
+    assert plan.unsupported_reasons == {
         "shy": SHY.reasons,
         "fast": (),
-        "later": ("it is too late",),
-        "exact": ("it keeps every pair in memory, so it runs only when asked for by name",),
+        "later": ("it does not support masks",),
+        "exact": ("it stores every score, so it runs only if it is requested by name",),
     }
 
 
-def test_an_engine_that_runs_by_name_only_is_never_fallen_back_to() -> None:
-    with pytest.raises(EngineError, match="some engine must be able to answer this, and all object"):
-        choose(spec(), (SHY, EXACT))
+def test_backend_that_runs_only_by_name_is_never_chosen_by_default() -> None:
+    with pytest.raises(BackendError, match="no backend supports this call"):
+        choose_backend(spec(), (SHY, EXACT))
 
 
-def test_an_engine_may_keep_every_pair_on_one_device_and_not_on_another() -> None:
-    there = Stub("there", keeps_pairs_on=("cpu",))
-    assert choose(spec(), (there, SLOW)).engine == "slower"
-    assert choose(replace(spec(), device="cuda"), (there, SLOW)).engine == "there"
+def test_linear_memory_may_depend_on_the_device() -> None:
+    gpu_only = Stub("there", stores_scores_on=("cpu",))
+    assert choose_backend(spec(), (gpu_only, SLOW)).backend == "slower"
+    assert choose_backend(replace(spec(), device="cuda"), (gpu_only, SLOW)).backend == "there"
 
 
-def test_an_engine_asked_for_by_name_runs_whatever_its_place() -> None:
-    assert choose(spec(), (FAST, SLOW, EXACT), "slower").engine == "slower"
-    plan = choose(spec(), (FAST, SLOW, EXACT), "exact")
-    assert plan.engine == "exact" and plan.objections["exact"] == ()
+def test_requested_backend_is_chosen_at_any_place_in_the_order() -> None:
+    assert choose_backend(spec(), (FAST, SLOW, EXACT), "slower").backend == "slower"
+    plan = choose_backend(spec(), (FAST, SLOW, EXACT), "exact")
+    assert plan.backend == "exact" and plan.unsupported_reasons["exact"] == ()
 
 
-def test_an_engine_asked_for_by_name_never_falls_back() -> None:
+def test_requested_backend_without_support_raises_error() -> None:
     with pytest.raises(
-        EngineError,
-        match=r"engine 'shy' must be able to answer this, and it objects; got shy: dtype is float64, and this engine "
-        r"knows float32; shy: the mask looks something up\. Leave engine=None",
+        BackendError,
+        match=r"backend 'shy' does not support this call: it computes in float32; it has no lookups\. Leave backend=N",
     ):
-        choose(spec(), (SHY, FAST), "shy")
+        choose_backend(spec(), (SHY, FAST), "shy")
 
 
-def test_an_engine_nobody_knows_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(EngineError, match=r"engine must be one of fast, slower, exact; got 'swift'\."):
-        choose(spec(), (FAST, SLOW, EXACT), "swift")
+def test_unknown_backend_raises_error_with_the_known_names() -> None:
+    with pytest.raises(BackendError, match=r"backend must be one of fast, slower, exact; got 'swift'\."):
+        choose_backend(spec(), (FAST, SLOW, EXACT), "swift")
 
 
-def test_all_objections_are_told_if_nobody_can() -> None:
-    other = Stub("other", ("it has no time",))
-    with pytest.raises(EngineError, match=r"shy: dtype is float64.*; shy: the mask .*; other: it has no time\."):
-        choose(spec(), (SHY, other))
+def test_error_without_any_supporting_backend_names_all_reasons() -> None:
+    other = Stub("other", ("it does not support scores",))
+    with pytest.raises(
+        BackendError,
+        match=r"shy: it computes in float32; shy: it has no lookups; other: it does not support scores\. Leave backend",
+    ):
+        choose_backend(spec(), (SHY, other))
 
 
-def test_plans_of_equal_questions_are_equal() -> None:
-    one, other = (choose(spec(mask=mask.causal()), (FAST, SLOW)) for _ in range(2))
+def test_plans_of_equal_specs_are_equal() -> None:
+    one, other = (choose_backend(spec(mask=mask.causal()), (FAST, SLOW)) for _ in range(2))
     assert one == other and hash(one) == hash(other)
-    assert choose(spec(mask=mask.causal()), (SLOW,)) != one
-    assert choose(spec(), (FAST, SLOW)) != one
+    assert choose_backend(spec(mask=mask.causal()), (SLOW,)) != one
+    assert choose_backend(spec(), (FAST, SLOW)) != one
 
 
-def test_a_plan_is_a_pure_function_of_the_spec() -> None:
-    """No tensor, no clock, no state: plans may be kept."""
-    plans = {choose(spec(mask=mask.window(n)), (FAST,)) for n in (3, 4, 3, 4, 3)}
+def test_equal_specs_have_equal_plans_on_the_backends_of_regard() -> None:
+    one, other = (
+        spec(mask=mask.causal() & mask.sliding_window(n), score=lambda s, b, h, i, j: s + i - j) for n in (3, 3)
+    )
+    plans = []
+    for equal in (one, other):
+        regard.clear_caches()  # plans are memoized, so the second would be the first
+        plans.append(choose_backend(equal, BACKENDS))
+
+    assert one is not other and plans[0] is not plans[1]
+    assert plans[0] == plans[1] and hash(plans[0]) == hash(plans[1]) and str(plans[0]) == str(plans[1])
+    assert choose_backend(other, BACKENDS) is plans[1]
+    assert choose_backend(spec(mask=mask.causal() & mask.sliding_window(4)), BACKENDS) != plans[0]
+
+
+def test_plan_is_a_pure_function_of_the_spec() -> None:
+    """A plan depends on no tensor, clock or state, so plans can be memoized."""
+    plans = {choose_backend(spec(mask=mask.sliding_window(n)), (FAST,)) for n in (3, 4, 3, 4, 3)}
     assert len(plans) == 2
 
 
-def test_a_plan_knows_the_tiles_of_a_mask_without_data() -> None:
-    plan = choose(spec(mask=mask.causal()), (Stub("12345678"),))
-    assert plan.cover is not None and plan.cover.counts == {"empty": 28, "partial": 8, "full": 28}
-    assert choose(spec(mask=mask.padding([3, 4])), (FAST,)).cover is None
+def test_plan_has_the_coverage_of_a_mask_without_tensors() -> None:
+    plan = choose_backend(spec(mask=mask.causal()), (Stub("12345678"),))
+    assert plan.coverage is not None and plan.coverage.tile_counts == {"empty": 28, "partial": 8, "full": 28}
+    assert choose_backend(spec(mask=mask.padding([3, 4])), (FAST,)).coverage is None
 
 
-def test_a_plan_told_the_tiles_of_its_mask_counts_with_them() -> None:
+def test_plan_with_coverage_counts_its_tiles() -> None:
     shape = (2, 4, 64, 16)
-    asked = read(shape, shape, shape, mask=mask.padding([8, 64]))
-    plan = choose(asked.spec, (Stub("12345678"),))
-    assert plan.cost.visited == plan.cost.pairs
-    told = plan.covering(blocks(asked.spec, asked.captured(), asked.start, plan.tiles))
-    assert told.cover is not None and told.cost.visited == 4 * 64 * (8 + 64)
-    assert told == plan  # what is found does not make another plan
+    call = parse_call(AttentionCall(shape, shape, shape, mask=mask.padding([8, 64])))
+    plan = choose_backend(call.spec, (Stub("12345678"),))
+    assert plan.cost.visited_pairs == plan.cost.pairs
+    planned = plan.with_coverage(call_coverage(call.spec, call.captured_tensors(), call.query_offset, plan.tiling))
+    assert planned.coverage is not None and planned.cost.visited_pairs == 4 * 64 * (8 + 64)
+    assert planned == plan  # coverage is not compared
 
 
-def test_a_cover_in_which_nothing_is_seen_is_a_cover() -> None:
+def test_empty_coverage_costs_nothing() -> None:
     shape = (2, 4, 64, 16)
-    asked = read(shape, shape, shape, mask=mask.padding([0, 0]))
-    plan = choose(asked.spec, (FAST,))
-    told = plan.covering(blocks(asked.spec, asked.captured(), asked.start, plan.tiles))
-    assert told.cover is not None and told.cover.counts["empty"] == 2 * 16 * 8
-    assert told.cost.visited == 0 and told.cost.flops == 0
+    call = parse_call(AttentionCall(shape, shape, shape, mask=mask.padding([0, 0])))
+    plan = choose_backend(call.spec, (FAST,))
+    planned = plan.with_coverage(call_coverage(call.spec, call.captured_tensors(), call.query_offset, plan.tiling))
+    assert planned.coverage is not None and planned.coverage.tile_counts["empty"] == 2 * 16 * 8
+    assert planned.cost.visited_pairs == 0 and planned.cost.flops == 0
 
 
-def test_explain_hands_out_the_plan_that_attention_follows() -> None:
+def test_explain_returns_the_plan_of_the_call() -> None:
     shape = (1, 2, 300, 8)
     plan = regard.explain(shape, shape, shape, mask=mask.causal())
-    assert isinstance(plan, Plan) and plan.engine in regard.engines() and not plan.objections[plan.engine]
+    assert (
+        isinstance(plan, Plan)
+        and plan.backend in regard.available_backends()
+        and not plan.unsupported_reasons[plan.backend]
+    )
     q = torch.randn(shape)
-    followed = regard.attend(q, q, q, mask=mask.causal()).plan
-    assert (followed.engine, followed.tiles) == (plan.engine, plan.tiles)
+    result_plan = regard.attention_with_weights(q, q, q, mask=mask.causal()).plan
+    assert (result_plan.backend, result_plan.tiling) == (plan.backend, plan.tiling)
 
 
 def test_explain_computes_nothing() -> None:
-    shape = (1, 64, 1_000_000, 128)  # a matrix of scores would have 64 million million entries
-    plan = regard.explain(shape, shape, shape, mask=mask.causal() & mask.window(512))
-    assert plan.cost.pairs == 64 * 10**12 and plan.cost.visited < plan.cost.pairs / 500
+    shape = (1, 64, 1_000_000, 128)  # the matrix of scores would have 64 trillion entries
+    plan = regard.explain(shape, shape, shape, mask=mask.causal() & mask.sliding_window(512))
+    assert plan.cost.pairs == 64 * 10**12 and plan.cost.visited_pairs < plan.cost.pairs / 500

@@ -1,4 +1,4 @@
-"""A build of the compiled core that fails: it says so, and the installed package repeats why."""
+"""A failed build of the compiled core prints the error, and `explain` repeats it."""
 
 import os
 import shutil
@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ERROR = "native/avx2.cpp:1:2: error: unknown instruction"
+ERROR = "csrc/isa/avx2.cpp:1:2: error: unknown instruction"
 EXPLAIN = """
 import regard
 plan = regard.explain((1, 2, 20, 8), (1, 2, 20, 8), (1, 2, 20, 8))
-print(plan.engine, *plan.objections["native"], sep=chr(10))
+print(plan.backend, *plan.unsupported_reasons["native"], sep=chr(10))
 """
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what the build reads, with the core of an earlier build in it."""
+    """A copy of the files of the build, with the core of an earlier build."""
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "core_not_built.txt")
-    for name in ("native", "src/regard"):
+    for name in ("csrc", "src/regard"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
@@ -31,8 +31,8 @@ def checkout(tmp_path: Path) -> Path:
 
 def build(checkout: Path, compiler: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    surroundings = {**os.environ, "CC": compiler, "CXX": compiler, "PYTHONPATH": ""}
-    return subprocess.run(command, cwd=checkout, env=surroundings, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "CC": compiler, "CXX": compiler, "PYTHONPATH": ""}
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
 
 
 def broken_compiler(folder: Path) -> str:
@@ -42,19 +42,19 @@ def broken_compiler(folder: Path) -> str:
     return str(path)
 
 
-def explained(checkout: Path) -> list[str]:
-    surroundings = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+def explain(checkout: Path) -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
     command = [sys.executable, "-c", EXPLAIN]
-    done = subprocess.run(command, cwd=checkout, env=surroundings, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=True)
+    return result.stdout.splitlines()
 
 
-def test_a_build_that_fails_prints_the_first_error_and_the_plan_repeats_it(checkout: Path) -> None:
-    done = build(checkout, broken_compiler(checkout))
+def test_a_failed_build_prints_the_first_error_and_the_plan_repeats_it(checkout: Path) -> None:
+    result = build(checkout, broken_compiler(checkout))
 
-    assert done.returncode == 0, done.stderr
-    assert f"the compiled core was NOT built; the build failed with: {ERROR}" in done.stderr
-    assert explained(checkout) == ["tiled", f"the compiled core is missing: the build failed with: {ERROR}"]
+    assert result.returncode == 0, result.stderr
+    assert f"the compiled core was NOT built; the build failed with: {ERROR}" in result.stderr
+    assert explain(checkout) == ["tiled", f"the compiled core is missing: the build failed with: {ERROR}"]
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_a_build_that_fails_prints_the_first_error_and_the_plan_repeats_it(check
         ("no-such-compiler", "no-such-compiler: No such file or directory"),
     ],
 )
-def test_a_compiler_without_a_message_or_that_is_missing_is_named(checkout: Path, compiler: str, reason: str) -> None:
-    done = build(checkout, compiler)
+def test_a_missing_or_silent_compiler_is_named(checkout: Path, compiler: str, reason: str) -> None:
+    result = build(checkout, compiler)
 
-    assert done.returncode == 0, done.stderr
-    assert f"the compiled core was NOT built; the build failed with: {reason}" in done.stderr
+    assert result.returncode == 0, result.stderr
+    assert f"the compiled core was NOT built; the build failed with: {reason}" in result.stderr
     notice = (checkout / "src" / "regard" / "core_not_built.txt").read_text(encoding="utf8")
     assert notice == f"the build failed with: {reason}\n"
     assert not list((checkout / "src" / "regard").glob("_core*.so"))

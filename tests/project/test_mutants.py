@@ -1,4 +1,4 @@
-"""The runner of the breaks, on a toy project of its own; and whether the committed list fits the code."""
+"""The mutation tests: the runner on a toy project, and whether the committed mutants fit the code."""
 
 import ast
 import json
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutants import read_list
+from tools.mutants import load_mutants
 
 ROOT = Path(__file__).parents[2]
 RUNNER = ROOT / "tools" / "mutants.py"
 
-# The toy carries the name of the installed package, and a value that the installed one does not have.
+# The toy project has the name of the installed package, and attributes that the installed package does not have.
 CODE = "VALUE = 2\nOTHER = 2\n\n\ndef double(x):\n    return VALUE * x\n"
-LAWS = """
+TESTS = """
 import pytest, regard
 
 def test_double():
@@ -41,71 +41,69 @@ def six():
 def test_fixture(six):
     pass
 """
-LAW = "tests/test_laws.py::test_double"
+TEST = "tests/test_toy.py::test_double"
 
 
-def project(root: Path, *breaks: dict[str, object]) -> Path:
-    for name, text in {"src/regard/__init__.py": CODE, "tests/test_laws.py": LAWS}.items():
+def create_project(root: Path, *mutants: dict[str, object]) -> Path:
+    for name, text in {"src/regard/__init__.py": CODE, "tests/test_toy.py": TESTS}.items():
         (root / name).parent.mkdir(parents=True)
         (root / name).write_text(text, encoding="utf8")
     (root / "pyproject.toml").write_text(
         "[tool.pytest.ini_options]\naddopts = ['-m', 'not long']\nmarkers = ['long']\n", encoding="utf8"
     )
-    (root / "tools").mkdir()
-    usual = {
+    (root / "tools" / "mutants").mkdir(parents=True)
+    defaults = {
         "name": "a",
         "file": "src/regard/__init__.py",
         "old": "VALUE = 2",
         "new": "VALUE = 3",
-        "laws": [LAW],
+        "tests": [TEST],
     }
-    # A JSON string or list of strings is a TOML one as well.
-    entries = [[f"{key} = {json.dumps(value)}" for key, value in (usual | each).items()] for each in breaks]
-    listed = "\n".join("\n".join(["[[break]]", *entry]) for entry in entries)
-    (root / "tools" / "mutants.toml").write_text(listed, encoding="utf8")
+    # JSON strings and lists of strings are valid TOML.
+    entries = [[f"{key} = {json.dumps(value)}" for key, value in (defaults | entry).items()] for entry in mutants]
+    text = "\n".join("\n".join(["[[mutant]]", *entry]) for entry in entries)
+    (root / "tools" / "mutants" / "toy.toml").write_text(text, encoding="utf8")
     return root
 
 
-def mutants(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_mutants(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(RUNNER), "--root", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_break_that_fails_its_law_is_killed_and_the_tree_stays_as_it_was(tmp_path: Path) -> None:
-    root = project(tmp_path, {}, {"name": "b", "laws": [LAW, "tests/test_laws.py::test_long"]})
-    done = mutants(root)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "killed   a" in done.stdout
-    assert "killed   b" in done.stdout
-    assert "2 passed, 0 failed" in done.stdout
+def test_a_mutant_that_fails_its_tests_is_killed_and_the_tree_is_unchanged(tmp_path: Path) -> None:
+    root = create_project(tmp_path, {}, {"name": "b", "tests": [TEST, "tests/test_toy.py::test_long"]})
+    result = run_mutants(root)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "killed   a" in result.stdout
+    assert "killed   b" in result.stdout
+    assert "2 killed, 0 survived" in result.stdout
     assert (root / "src" / "regard" / "__init__.py").read_text(encoding="utf8") == CODE
     assert sorted(path.name for path in root.iterdir()) == ["pyproject.toml", "src", "tests", "tools"]
 
 
-def test_a_break_that_one_of_its_laws_does_not_notice_survives(tmp_path: Path) -> None:
-    root = project(tmp_path, {}, {"name": "b", "laws": [LAW, "tests/test_laws.py::test_nothing"]})
-    done = mutants(root)
-    assert done.returncode == 1
-    assert "SURVIVED b\n    tests/test_laws.py::test_nothing still passes" in done.stdout
-    assert "1 passed, 1 failed" in done.stdout
+def test_a_mutant_that_passes_one_of_its_tests_survives(tmp_path: Path) -> None:
+    root = create_project(tmp_path, {}, {"name": "b", "tests": [TEST, "tests/test_toy.py::test_nothing"]})
+    result = run_mutants(root)
+    assert result.returncode == 1
+    assert "SURVIVED b\n    tests/test_toy.py::test_nothing still passes" in result.stdout
+    assert "1 killed, 1 survived" in result.stdout
 
 
 @pytest.mark.parametrize(
     "change, reason",
     [
-        ({"new": "VALUE ="}, "gave no verdict"),
-        ({"new": "raise OSError"}, "gave no verdict"),
-        ({"laws": ["tests/test_laws.py::test_fixture"]}, "gave no verdict (pytest returned 1)"),
-        ({"new": "while True: pass"}, "no verdict within 10 s"),
+        ({"new": "VALUE ="}, "did not run"),
+        ({"new": "raise OSError"}, "did not run"),
+        ({"tests": ["tests/test_toy.py::test_fixture"]}, "did not run (pytest returned 1)"),
+        ({"new": "while True: pass"}, "did not end within 10 s"),
     ],
 )
-def test_a_break_that_keeps_its_law_from_running_is_not_killed(
-    tmp_path: Path, change: dict[str, object], reason: str
-) -> None:
-    done = mutants(project(tmp_path, change), "--seconds", "10")
-    assert done.returncode == 1
-    assert reason in done.stdout
-    assert "0 passed, 1 failed" in done.stdout
+def test_a_mutant_whose_test_cannot_run_is_not_killed(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+    result = run_mutants(create_project(tmp_path, change), "--seconds", "10")
+    assert result.returncode == 1
+    assert reason in result.stdout
+    assert "0 killed, 1 survived" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -114,44 +112,44 @@ def test_a_break_that_keeps_its_law_from_running_is_not_killed(
         ({"old": "VALUE"}, "the old text must occur exactly once in src/regard/__init__.py; got 2 times"),
         ({"old": "GONE"}, "exactly once in src/regard/__init__.py; got 0 times"),
         ({"new": "VALUE = 2"}, "the new text must differ"),
-        ({"file": "src/gone.py"}, "the file must be one under src or native; got src/gone.py"),
-        ({"file": "tests/test_laws.py"}, "the file must be one under src or native; got tests/test_laws.py"),
-        ({"laws": []}, "at least one law must be named"),
-        ({"extra": "x"}, "a break must have file, laws, name, new, old; got extra, file"),
+        ({"file": "src/gone.py"}, "the file must exist under src or csrc; got src/gone.py"),
+        ({"file": "tests/test_toy.py"}, "the file must exist under src or csrc; got tests/test_toy.py"),
+        ({"tests": []}, "at least one test must be named"),
+        ({"extra": "x"}, "a mutant must have file, name, new, old, tests; got extra, file"),
         (
-            {"laws": ["tests/test_laws.py::test_always_wrong"]},
-            "every named law must pass on the code as it is",
+            {"tests": ["tests/test_toy.py::test_always_wrong"]},
+            "every named test must pass on the unchanged code",
         ),
-        ({"laws": ["tests/test_laws.py::test_gone"]}, "every named law must pass on the code as it is"),
+        ({"tests": ["tests/test_toy.py::test_gone"]}, "every named test must pass on the unchanged code"),
     ],
 )
-def test_a_list_that_proves_nothing_is_refused(tmp_path: Path, change: dict[str, object], reason: str) -> None:
-    done = mutants(project(tmp_path, change))
-    assert done.returncode == 2
-    assert reason in done.stderr
+def test_an_invalid_list_is_an_error(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+    result = run_mutants(create_project(tmp_path, change))
+    assert result.returncode == 2
+    assert reason in result.stderr
 
 
-def test_two_breaks_of_one_name_are_refused(tmp_path: Path) -> None:
-    done = mutants(project(tmp_path, {}, {}))
-    assert done.returncode == 2
-    assert "a: names must differ; got this one 2 times" in done.stderr
+def test_two_mutants_with_one_name_are_an_error(tmp_path: Path) -> None:
+    result = run_mutants(create_project(tmp_path, {}, {}))
+    assert result.returncode == 2
+    assert "a: names must be unique; got this name 2 times" in result.stderr
 
 
-def test_breaks_are_chosen_by_words_of_their_names(tmp_path: Path) -> None:
-    done = mutants(project(tmp_path, {"name": "left"}, {"name": "right"}), "igh")
-    assert "1 passed, 0 failed" in done.stdout
-    assert "right" in done.stdout
-    assert "left" not in done.stdout
+def test_mutants_are_selected_by_parts_of_their_names(tmp_path: Path) -> None:
+    result = run_mutants(create_project(tmp_path, {"name": "left"}, {"name": "right"}), "igh")
+    assert "1 killed, 0 survived" in result.stdout
+    assert "right" in result.stdout
+    assert "left" not in result.stdout
 
 
-def test_the_committed_breaks_still_fit_the_code_and_name_laws_that_exist() -> None:
-    breaks = read_list(ROOT / "tools" / "mutants.toml", ROOT)
-    assert breaks
-    assert [law for each in breaks for law in each.laws if not _exists(law)] == []
+def test_the_committed_mutants_fit_the_code_and_name_existing_tests() -> None:
+    mutants = load_mutants(ROOT / "tools" / "mutants", ROOT)
+    assert mutants
+    assert [test for mutant in mutants for test in mutant.tests if not _exists(test)] == []
 
 
-def _exists(law: str) -> bool:
-    file, *names = law.split("[")[0].split("::")
+def _exists(test: str) -> bool:
+    file, *names = test.split("[")[0].split("::")
     if not (ROOT / file).is_file() or not names:
         return False
     tree = ast.parse((ROOT / file).read_text(encoding="utf8"))

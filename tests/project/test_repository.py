@@ -1,4 +1,4 @@
-"""The repository itself: small files, no traces of one machine, links that lead somewhere, true pins."""
+"""The repository: small files, no paths of one machine, valid links, complete version pins."""
 
 import os
 import re
@@ -13,10 +13,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LARGEST = 1_000_000
+MAX_FILE_BYTES = 1_000_000
 MACHINE = re.compile(r"(?<![\w.~-])/(?:farm|home|opt|root|tmp|work)(?![\w-])")
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9][0-9.]*(?:post[0-9]+)?)")
-VENDOR = re.compile("nvidia-|cuda-|triton")  # builds of torch for an accelerator bring them
+ACCELERATOR = re.compile("nvidia-|cuda-|triton")  # dependencies of torch builds for an accelerator
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^ *\[[^\]]+\]:\s*<?([^\s>]+)|(?:src|href)=[\"']([^\"']+)", re.MULTILINE)
@@ -24,23 +24,23 @@ OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 
 
 def files(root: Path) -> list[Path]:
-    """What is in the repository or would be after the next commit; without git, all that was not built."""
+    """Return the files that git tracks or would add; without git, all files except build outputs."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     if (root / ".git").exists():
         listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
         if listed.returncode == 0:
-            found = {root / name for name in listed.stdout.split("\0") if name}
-            return sorted(path for path in found if path.is_file())
+            paths = {root / name for name in listed.stdout.split("\0") if name}
+            return sorted(path for path in paths if path.is_file())
     return sorted(_walk(root))
 
 
 def _walk(root: Path) -> Iterator[Path]:
     for folder, inner, names in os.walk(root):
-        inner[:] = [name for name in inner if name == ".ci" or not _is_left_over(name)]
+        inner[:] = [name for name in inner if name == ".ci" or not _is_generated(name)]
         yield from (Path(folder) / name for name in names)
 
 
-def _is_left_over(folder: str) -> bool:
+def _is_generated(folder: str) -> bool:
     return folder.startswith(".") or folder in {"build", "dist", "__pycache__"} or folder.endswith(".egg-info")
 
 
@@ -88,13 +88,13 @@ def _resolves(root: Path, document: Path, target: str) -> bool:
 
 
 def _anchors(text: str) -> set[str]:
-    """The names a heading can be linked by: lower case, signs dropped, spaces as hyphens."""
+    """Return the anchors of the headings: lower case, without punctuation, with hyphens for spaces."""
     headings = re.findall(r"^#+ +(.*?) *#* *$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def pins(extra: str = "") -> dict[str, str]:
-    """All of them, or those below the line that names an extra the tests do not need."""
+    """Return all pinned versions, or those below the line that names `extra`."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf8")
     lines = text[text.index(f"# Only with the extra `{extra}`") if extra else 0 :].splitlines()
     matches = [PIN.fullmatch(line) for line in lines if line and not line.startswith("#")]
@@ -102,21 +102,21 @@ def pins(extra: str = "") -> dict[str, str]:
     return {match["name"]: match["version"] for match in matches if match}
 
 
-def installed(name: str, extras: frozenset[str], found: dict[str, str]) -> dict[str, str]:
-    """The versions of everything that `name[extras]` needs here, itself included."""
+def installed(name: str, extras: frozenset[str], versions: dict[str, str]) -> dict[str, str]:
+    """Return the installed versions of `name[extras]` and all its dependencies."""
     package = distribution(name)
-    seen = canonicalize_name(name) in found
-    found[canonicalize_name(name)] = package.version.partition("+")[0]
-    for line in () if seen and not extras else package.requires or ():
+    is_known = canonicalize_name(name) in versions
+    versions[canonicalize_name(name)] = package.version.partition("+")[0]
+    for line in () if is_known and not extras else package.requires or ():
         need = Requirement(line)
         if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
-            installed(need.name, frozenset(need.extras), found)
-    return found
+            installed(need.name, frozenset(need.extras), versions)
+    return versions
 
 
-def test_no_file_but_trained_weights_is_larger_than_a_megabyte() -> None:
+def test_only_trained_weights_are_larger_than_a_megabyte() -> None:
     assert len(files(ROOT)) > 10
-    large = [path for path in files(ROOT) if path.stat().st_size > LARGEST]
+    large = [path for path in files(ROOT) if path.stat().st_size > MAX_FILE_BYTES]
     assert [path.name for path in large if path.parent != ROOT / "src" / "regard" / "models" / "weights"] == []
 
 
@@ -124,23 +124,23 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert machine_paths(ROOT) == []
 
 
-def test_every_relative_link_of_a_document_leads_somewhere() -> None:
+def test_every_relative_link_of_a_document_is_valid() -> None:
     assert dead_links(ROOT) == []
 
 
-def test_a_machine_path_is_found_and_an_address_is_not_one(tmp_path: Path) -> None:
+def test_a_machine_path_is_reported_and_a_url_is_not(tmp_path: Path) -> None:
     folder = "/" + "tmp"
     (tmp_path / "a.py").write_text(f"read('{folder}/x')\ncd {folder}\n", encoding="utf8")
     (tmp_path / "b.md").write_text(f"https://example.org{folder}/x, a{folder}/x, {folder}orary", encoding="utf8")
     assert [line.split(": ")[0] for line in machine_paths(tmp_path)] == ["a.py:1", "a.py:2"]
 
 
-def test_a_dead_link_is_found_and_a_live_one_is_not(tmp_path: Path) -> None:
+def test_a_dead_link_is_reported_and_a_valid_link_is_not(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "tour.md").write_text("# The tour\n\n## What `q` is, here\n", encoding="utf8")
-    live = "[a](docs/tour.md) [b](docs/tour.md#what-q-is-here) [c](https://example.org) [d](docs) `[e](no)`\n"
+    valid = "[a](docs/tour.md) [b](docs/tour.md#what-q-is-here) [c](https://example.org) [d](docs) `[e](no)`\n"
     code = "```text\n[f](no.md)\n```\n"
-    (tmp_path / "README.md").write_text(live + code, encoding="utf8")
+    (tmp_path / "README.md").write_text(valid + code, encoding="utf8")
     assert dead_links(tmp_path) == []
     dead = ["gone.md", "docs/tour.md#gone", "gone.svg", "../outside.md", "gone.png"]
     (tmp_path.parent / "outside.md").touch()
@@ -149,29 +149,29 @@ def test_a_dead_link_is_found_and_a_live_one_is_not(tmp_path: Path) -> None:
     assert dead_links(tmp_path) == [f"README.md: {target}" for target in dead]
 
 
-def test_the_constraints_pin_everything_that_is_installed() -> None:
-    here = installed("regard", frozenset({"dev"}), {})
-    del here["regard"]
+def test_the_constraints_pin_every_dependency() -> None:
+    needed = installed("regard", frozenset({"dev"}), {})
+    del needed["regard"]
     pinned = pins()
-    assert len(here) > 20
-    assert {name for name in here if name not in pinned and not VENDOR.match(name)} == set()
-    assert {name: version for name, version in here.items() if pinned.get(name, version) != version} == {}
+    assert len(needed) > 20
+    assert {name for name in needed if name not in pinned and not ACCELERATOR.match(name)} == set()
+    assert {name: version for name, version in needed.items() if pinned.get(name, version) != version} == {}
 
 
-def test_the_constraints_pin_nothing_that_is_not_needed() -> None:
+def test_the_constraints_pin_only_dependencies() -> None:
     needed = installed("regard", frozenset({"dev"}), {})
     builders = {"setuptools"}
     assert set(pins()) - set(pins("bench")) - set(needed) - builders == set()
 
 
-def test_the_pins_for_comparison_are_what_the_extra_needs_where_it_is_installed() -> None:
+def test_the_constraints_pin_the_dependencies_of_benchmarks() -> None:
     try:
         needed = installed("regard", frozenset({"bench"}), {})
     except PackageNotFoundError:
-        pytest.skip("the libraries to compare with are installed by make bench")
+        pytest.skip("make bench installs the libraries for comparison")
     del needed["regard"]
     pinned = pins()
-    assert {name for name in needed if pinned.get(name) != needed[name] and not VENDOR.match(name)} == set()
+    assert {name for name in needed if pinned.get(name) != needed[name] and not ACCELERATOR.match(name)} == set()
     assert set(pins("bench")) - set(needed) == set()
 
 
@@ -188,9 +188,9 @@ def test_make_lists_its_targets(target: str) -> None:
     assert f"make {target} " in listed
 
 
-def test_the_gate_runs_the_tests_and_the_long_tests() -> None:
-    gate = ROOT / ".ci" / "run"
-    assert os.access(gate, os.X_OK)
-    lines = gate.read_text(encoding="utf8").splitlines()
+def test_ci_runs_the_tests_and_the_long_tests() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    lines = script.read_text(encoding="utf8").splitlines()
     assert "set -euo pipefail" in lines
     assert [line for line in lines if line.startswith("make")] == ["make test", "make test-long"]

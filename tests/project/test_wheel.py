@@ -1,4 +1,4 @@
-"""The wheel that `make wheel` builds, installed into an empty environment and used there."""
+"""The wheel that `make wheel` builds, installed in a new environment."""
 
 import ast
 import os
@@ -24,34 +24,34 @@ sys.stdout.write(regard.__file__ + "\\n" + importlib.metadata.version("regard"))
 """
 
 
-WITHOUT = """
+WITHOUT_CORE = """
 import regard, torch
 x = torch.randn(1, 2, 20, 8)
-plan = regard.attend(x, x, x, mask=regard.mask.causal()).plan
-print(regard.__file__, plan.engine, *plan.objections["native"], sep=chr(10))
+plan = regard.attention_with_weights(x, x, x, mask=regard.mask.causal()).plan
+print(regard.__file__, plan.backend, *plan.unsupported_reasons["native"], sep=chr(10))
 """
 
 
-pytestmark = pytest.mark.long  # two minutes: the core is built twice, and an environment made
+pytestmark = pytest.mark.long  # two minutes: builds the core twice and creates an environment
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    # The environment that runs this test builds; -o keeps make from preparing another one under it.
-    return _built(folder)
+    # -o keeps make from creating another environment below the one that runs this test.
+    return _build_wheel(folder)
 
 
-def _built(folder: Path, **surroundings: str) -> Path:
+def _build_wheel(folder: Path, **variables: str) -> Path:
     prepared = ("-o", ".venv/.installed", "-o", ".venv/.core")
-    _run("make", *prepared, "wheel", f"PY={sys.executable}", f"DIST={folder}", cwd=ROOT, **surroundings)
-    (built,) = folder.glob("*.whl")
-    return built
+    _run("make", *prepared, "wheel", f"PY={sys.executable}", f"DIST={folder}", cwd=ROOT, **variables)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment with the wheel in it, which finds torch and numpy where this one has them."""
+    """A new environment with the wheel, which uses the torch and numpy of this environment."""
     folder = tmp_path_factory.mktemp("empty") / "venv"
     _run(sys.executable, "-m", "venv", str(folder))
     _run(
@@ -65,38 +65,38 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(wheel),
     )
     (packages,) = folder.glob("lib/python*/site-packages")
-    # Paths of a .pth file come last, and the .pth files in them are not read: this environment's own
-    # installation of regard stays out of sight.
+    # Paths of a .pth file come last, and .pth files below them are not read, so an editable installation of regard
+    # in this environment is not visible.
     (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf8")
     return folder
 
 
 def test_the_installed_wheel_computes_attention(environment: Path, tmp_path: Path) -> None:
     printed = _run(str(environment / "bin" / "python"), "-c", PROGRAM, cwd=tmp_path)
-    place, version = printed.splitlines()
-    assert Path(place).resolve().is_relative_to(environment.resolve())
+    path, version = printed.splitlines()
+    assert Path(path).resolve().is_relative_to(environment.resolve())
     assert version == _metadata_of_source("version")
 
 
-def test_the_installed_wheel_is_the_only_regard_in_sight(environment: Path, tmp_path: Path) -> None:
-    ask = "import sys; from pathlib import Path; print([p for p in sys.path if (Path(p) / 'regard').exists()])"
-    (place,) = ast.literal_eval(_run(str(environment / "bin" / "python"), "-c", ask, cwd=tmp_path))
-    assert Path(place).resolve().is_relative_to(environment.resolve())
+def test_the_installed_wheel_is_the_only_regard_on_the_path(environment: Path, tmp_path: Path) -> None:
+    script = "import sys; from pathlib import Path; print([p for p in sys.path if (Path(p) / 'regard').exists()])"
+    (path,) = ast.literal_eval(_run(str(environment / "bin" / "python"), "-c", script, cwd=tmp_path))
+    assert Path(path).resolve().is_relative_to(environment.resolve())
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_exactly_the_files_of_the_package(wheel: Path) -> None:
     source = ROOT / "src"
     expected = {
         path.relative_to(source).as_posix()
         for path in (source / "regard").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert "regard/py.typed" in held
-    assert held == expected
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert "regard/py.typed" in names
+    assert names == expected
 
 
-def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+def test_the_wheel_has_the_metadata_of_the_project(wheel: Path) -> None:
     metadata = _metadata_of_wheel(wheel)
     assert metadata["Name"] == "regard"
     assert metadata["Version"] == _metadata_of_source("version")
@@ -106,27 +106,27 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert metadata["Summary"] == _metadata_of_source("description")
 
 
-def test_without_a_compiler_everything_else_is_built_and_works(tmp_path: Path) -> None:
-    built = _built(tmp_path / "dist", CC="no-such-compiler", CXX="no-such-compiler")
-    zipfile.ZipFile(built).extractall(tmp_path / "plain")
+def test_without_a_compiler_the_wheel_has_no_core_and_works(tmp_path: Path) -> None:
+    wheel = _build_wheel(tmp_path / "dist", CC="no-such-compiler", CXX="no-such-compiler")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "plain")
 
-    # The folder itself is where Python looks first.
-    said = _run(sys.executable, "-c", WITHOUT, cwd=tmp_path / "plain")
+    # Python searches the current folder first.
+    output = _run(sys.executable, "-c", WITHOUT_CORE, cwd=tmp_path / "plain")
 
     assert not list((tmp_path / "plain" / "regard").glob("_core*.so"))
-    place, engine, objection = said.splitlines()
-    assert Path(place).resolve().is_relative_to(tmp_path.resolve())
-    assert engine == "tiled"
+    path, backend, reason = output.splitlines()
+    assert Path(path).resolve().is_relative_to(tmp_path.resolve())
+    assert backend == "tiled"
     failure = "the build failed with: no-such-compiler: No such file or directory"
-    assert objection == f"the compiled core is missing: {failure}"
+    assert reason == f"the compiled core is missing: {failure}"
 
 
-def test_the_command_of_the_installed_wheel_answers(environment: Path, tmp_path: Path) -> None:
+def test_the_command_of_the_installed_wheel_runs(environment: Path, tmp_path: Path) -> None:
     printed = _run(str(environment / "bin" / "regard"), "mechanisms", "sparsemax", cwd=tmp_path)
     assert printed.startswith("sparsemax\nformula")
 
 
-def test_the_wheel_needs_only_torch_and_numpy_and_what_its_command_is_made_of(wheel: Path) -> None:
+def test_the_wheel_requires_only_torch_numpy_and_the_packages_of_its_command(wheel: Path) -> None:
     needs = _metadata_of_wheel(wheel).get_all("Requires-Dist") or []
     always = sorted(Requirement(need).name for need in needs if "extra ==" not in need)
     assert always == ["numpy", "rich", "torch", "typer"]
@@ -142,9 +142,9 @@ def _metadata_of_source(field: str) -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"][field])
 
 
-def _run(*command: str, cwd: Path | None = None, **surroundings: str) -> str:
-    # A path given to this process must not lead the new one back to the source.
+def _run(*command: str, cwd: Path | None = None, **variables: str) -> str:
+    # PYTHONPATH of this process must not lead the subprocess back to the source.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MAKE", "MFLAGS"))}
-    done = subprocess.run(command, cwd=cwd, env=clean | surroundings, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd, env=clean | variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout

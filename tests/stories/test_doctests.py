@@ -1,4 +1,4 @@
-"""The examples in the docstrings of regard: each runs and prints what it says."""
+"""The examples in the docstrings of regard run and print their expected output."""
 
 import doctest
 import importlib
@@ -13,11 +13,11 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 def modules(source: Path) -> list[str]:
     names = [path.relative_to(source).with_suffix("").parts for path in sorted(source.glob("regard/**/*.py"))]
-    return [".".join(steps[:-1] if steps[-1] == "__init__" else steps) for steps in names]
+    return [".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in names]
 
 
 @pytest.mark.parametrize("name", modules(SOURCE))
-def test_the_examples_of_a_module_are_true(name: str) -> None:
+def test_the_examples_of_a_module_run(name: str) -> None:
     module = importlib.import_module(name)
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
@@ -29,5 +29,5 @@ def test_the_examples_of_a_module_are_true(name: str) -> None:
 
 def test_the_library_has_examples() -> None:
     finder = doctest.DocTestFinder()
-    found = [test for name in modules(SOURCE) for test in finder.find(importlib.import_module(name), name)]
-    assert sum(len(test.examples) for test in found) > 0
+    tests = [test for name in modules(SOURCE) for test in finder.find(importlib.import_module(name), name)]
+    assert sum(len(test.examples) for test in tests) > 0

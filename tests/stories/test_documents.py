@@ -1,6 +1,6 @@
-"""The README and the documents under docs: every Python block runs, in order, and prints what it says.
+"""The Python blocks of the README and of the documents in docs run in order and print their expected output.
 
-The blocks of one document share their names, as a reader who types them one after another would have it.
+The blocks of one document share one namespace.
 """
 
 import doctest
@@ -22,7 +22,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: the label after the fence, the code, and the number of the fence's line."""
+    """A fenced block: the label after the fence, the code, and the line number of the fence."""
 
     label: str
     code: str
@@ -48,40 +48,40 @@ def python_blocks(text: str) -> list[Block]:
 
 
 def run(text: str, name: str) -> None:
-    """Raises what a block raises, or an AssertionError that shows how its output differs."""
+    """Run all blocks; raise the error of a block, or an AssertionError that shows how its output differs."""
     torch.manual_seed(0)
-    names: dict[str, Any] = {"__name__": "__main__"}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in python_blocks(text):
         if ">>> " in block.code:
-            _run_session(block, names, name)
+            _run_session(block, namespace, name)
         else:
-            # Blank lines in front: an error then shows the line of the document.
-            exec(compile("\n" * block.line + block.code, name, "exec"), names)
+            # Blank lines in front, so that an error shows the line of the document.
+            exec(compile("\n" * block.line + block.code, name, "exec"), namespace)
 
 
-def _run_session(block: Block, names: dict[str, Any], name: str) -> None:
-    session = doctest.DocTestParser().get_doctest(block.code, names, name, name, block.line)
+def _run_session(block: Block, namespace: dict[str, Any], name: str) -> None:
+    session = doctest.DocTestParser().get_doctest(block.code, namespace, name, name, block.line)
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     runner.run(session, out=report.append, clear_globs=False)
-    names.update(session.globs)
+    namespace.update(session.globs)
     assert runner.failures == 0, "".join(report)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_code_of_a_document_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # what a block writes must not land in the repository
+    monkeypatch.chdir(tmp_path)  # files that a block writes must not end up in the repository
     run(document.read_text(encoding="utf8"), str(document))
 
 
-def test_no_block_is_left_out() -> None:
+def test_every_python_block_has_the_label_python() -> None:
     labels = {
         f"{document.name}:{block.line}: {block.label}"
         for document in DOCUMENTS
         for block in python_blocks(document.read_text(encoding="utf8"))
         if block.label != "python"
     }
-    assert labels == set(), "a Python block must be labelled python and nothing else, so that it runs"
+    assert labels == set(), "the label of a Python block must be python, so that it runs"
 
 
 def test_the_readme_shows_code() -> None:

@@ -1,4 +1,4 @@
-"""The table of valid calls, and the wrong calls that follow from it by replacing one argument."""
+"""The table of valid calls, and the wrong calls that replace one argument of a valid call."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class WrongCall:
-    """`call` with the argument `argument` (a name, or the place of a positional one) replaced by the value `label`."""
+    """A valid call with one argument, a name or `*index`, replaced by the wrong value `label`."""
 
     call: str
     argument: str
@@ -45,52 +45,54 @@ def left_out() -> dict[str, str]:
     return reasons
 
 
-def bound(call: ValidCall) -> tuple[Any, dict[str, Any], dict[str, inspect.Parameter]]:
-    """The callable, the argument of each place and name, and the parameters of those that can be replaced."""
+def bind(call: ValidCall) -> tuple[Any, dict[str, Any], dict[str, inspect.Parameter]]:
+    """Return the callable, its arguments by name or `*index`, and the parameter of each."""
     function, arguments = call.function(), call.arguments()
     parameters = inspect.signature(function).parameters
     slots: dict[str, Any] = {}
-    about: dict[str, inspect.Parameter] = {}
-    places = iter(arguments.positional)
+    slot_parameters: dict[str, inspect.Parameter] = {}
+    remaining = iter(arguments.positional)
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            for place, value in enumerate(places):
-                slots[f"*{place}"], about[f"*{place}"] = value, parameter
+            for index, value in enumerate(remaining):
+                slots[f"*{index}"], slot_parameters[f"*{index}"] = value, parameter
         elif parameter.kind is parameter.VAR_KEYWORD:
             extra = {key: value for key, value in arguments.keywords.items() if key not in parameters}
             slots |= extra
-            about |= dict.fromkeys(extra, parameter)
+            slot_parameters |= dict.fromkeys(extra, parameter)
         else:
             value = (
-                next(places, parameter.default) if parameter.kind is not parameter.KEYWORD_ONLY else parameter.default
+                next(remaining, parameter.default)
+                if parameter.kind is not parameter.KEYWORD_ONLY
+                else parameter.default
             )
-            slots[name], about[name] = arguments.keywords.get(name, value), parameter
-    return function, slots, about
+            slots[name], slot_parameters[name] = arguments.keywords.get(name, value), parameter
+    return function, slots, slot_parameters
 
 
 def wrong_calls(calls: Iterable[ValidCall]) -> Iterator[WrongCall]:
-    """Every wrong call of the table, in a fixed order."""
+    """Yield every wrong call of the table, in a fixed order."""
     for call in calls:
         with TemporaryDirectory() as folder, chdir(folder):  # arguments may be files
-            _, slots, _ = bound(call)
+            _, slots, _ = bind(call)
         for argument, valid in slots.items():
             if argument not in call.skip:
                 yield from (WrongCall(call.name, argument, label) for label, _ in wrong_values(valid))
 
 
 def run(call: ValidCall, wrong: WrongCall | None) -> object:
-    """Calls it, with one argument replaced; None leaves the call valid."""
-    function, slots, about = bound(call)
+    """Run a call with one argument replaced; None runs the valid call."""
+    function, slots, slot_parameters = bind(call)
     if wrong is not None:
         slots[wrong.argument] = dict(wrong_values(slots[wrong.argument]))[wrong.label]()
-    before_many = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in about.values())
+    has_varargs = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in slot_parameters.values())
     positional, keywords = [], {}
-    for name, parameter in about.items():
+    for name, parameter in slot_parameters.items():
         value = slots[name]
         if value is inspect.Parameter.empty:
             continue
-        by_place = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
-        if by_place or (before_many and parameter.kind is parameter.POSITIONAL_OR_KEYWORD):
+        positional_only = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
+        if positional_only or (has_varargs and parameter.kind is parameter.POSITIONAL_OR_KEYWORD):
             positional.append(value)
         elif value is not parameter.default or (wrong is not None and name == wrong.argument):
             keywords[name] = value
@@ -98,4 +100,4 @@ def run(call: ValidCall, wrong: WrongCall | None) -> object:
         result = function(*positional, **keywords)
     except Enough:
         return None
-    return call.then(result) if call.then is not None else result
+    return call.use(result) if call.use is not None else result

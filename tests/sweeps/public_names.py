@@ -1,36 +1,38 @@
-"""Every public callable of regard, by its dotted name: functions, classes and methods with arguments."""
+"""The dotted names of all public callables of regard: functions, classes and methods with arguments."""
 
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
+from typing import get_origin
 
 # module -> the name under which users import it
 MODULES = {
     "regard": "regard",
-    "regard.spec.mask": "regard.mask",
-    "regard.spec.score": "regard.score",
-    "regard.spec.weigh": "regard.weigh",
-    "regard.spec.feature": "regard.feature",
-    "regard.inside.patch": "regard.inside.patch",
-    "regard.inside.places": "regard.inside.places",
-    "regard.inside.relations": "regard.inside.relations",
-    **{f"regard.{name}": f"regard.{name}" for name in ("measure", "cost", "nn", "distributed", "draw", "theory")},
+    "regard.mask": "regard.mask",
+    "regard.score": "regard.score",
+    "regard.normalizer": "regard.normalizer",
+    "regard.feature_map": "regard.feature_map",
+    "regard.recording.patching": "regard.recording.patching",
+    "regard.recording.metrics.token_groups": "regard.recording.metrics.token_groups",
+    "regard.recording.metrics.relations": "regard.recording.metrics.relations",
+    **{f"regard.{name}": f"regard.{name}" for name in ("measure", "cost", "nn", "distributed", "plot", "theory")},
     **{
-        f"regard.mechanism.{name}": f"regard.mechanism.{name}"
+        f"regard.mechanisms.{name}": f"regard.mechanisms.{name}"
         for name in (
-            "axial", "block_sparse", "catalogue", "clustered", "compare", "graph", "heads", "linear", "linformer",
-            "longformer", "longnet", "metric", "nystrom", "recurrent", "reformer", "routing", "state",
+            "axial", "block_sparse", "clustered", "comparison", "graph", "head_layout", "learned_metric", "linear",
+            "linear_recurrence", "linformer", "longformer", "longnet", "nystrom", "reformer", "registry", "routing",
+            "seq2seq",
         )
     },
     **{
         f"regard.models.{name}": f"regard.models.{name}"
         for name in (
-            "encoder", "graph", "language", "load", "multimodal", "rnn_translation", "shipped", "sound", "speech",
-            "store", "text", "train", "trained", "translation", "vision",
+            "audio", "bundled", "graph", "language", "multimodal", "pretrained", "rnn_translation", "speech",
+            "state_dict", "text_encoder", "tokenizer", "trained_model", "training", "translation", "vision",
         )
     },
-    **{f"regard.integrations.{name}": f"regard.integrations.{name}" for name in ("onnx", "onnx_linear")},
+    "regard.integrations.onnx": "regard.integrations.onnx",
 }  # fmt: skip
 
 
@@ -42,12 +44,12 @@ def public_names() -> Iterator[str]:
             if inspect.isclass(value):
                 yield f"{public}.{name}"
                 yield from (f"{public}.{name}.{method}" for method in methods(value))
-            elif callable(value) and not inspect.ismodule(value):
+            elif callable(value) and not inspect.ismodule(value) and get_origin(value) is None:  # a union is a type
                 yield f"{public}.{name}"
 
 
 def exported(module: ModuleType) -> list[str]:
-    """`__all__`, or the functions and classes that the module itself defines."""
+    """Return `__all__`, or the functions and classes that the module defines."""
     if hasattr(module, "__all__"):
         return sorted(module.__all__)
     own = (name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
@@ -55,7 +57,7 @@ def exported(module: ModuleType) -> list[str]:
 
 
 def methods(cls: type) -> list[str]:
-    """Public methods of the class's own body that take arguments."""
+    """Return the public methods that the class body defines and that take arguments."""
     functions = ((name, value) for name, value in vars(cls).items() if not name.startswith("_"))
     return [
         name for name, value in functions if inspect.isfunction(value) and len(inspect.signature(value).parameters) > 1

@@ -1,7 +1,7 @@
-"""Random calls, and what they must give: the direct formula in float64, and its error in the precision of the call.
+"""Random calls with their expected results: the direct formula in float64, and its error in the precision of the call.
 
-A call is drawn from a seed alone: score, modifiers, mask, normalizer, value, dropout, start, dtype, shapes, strides and
-the size of the scores. Tensors that a call captures may differ by head or batch element.
+A seed determines the call: score, modifiers, mask, normalizer, value, dropout, query_offset, dtype, shapes, strides and
+the size of the scores. Captured tensors may differ by head or batch element.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import torch
 from torch import Tensor
 
 import regard
+from regard import normalizer as normalizers
 from regard import score as scores
-from regard import weigh
 from tests.laws import cases, direct
 
 DTYPES = [torch.float32] * 5 + [torch.float64] * 2 + [torch.bfloat16, torch.float16]
 LENGTHS = [0, 1, 1, 2, 3, 5, 8, 13, 24, 33, 70]
-WIDTHS = [1, 2, 3, 4, 8, 16, 17, 32]
-FEW_SIZES = [0.3, 1.0, 1.0, 3.0, 10.0]  # of scores; 3 standard deviations of the last are about 50 with modifiers
+DIMS = [1, 2, 3, 4, 8, 16, 17, 32]
+SCORE_SIZES = [0.3, 1.0, 1.0, 3.0, 10.0]  # with modifiers, 3 standard deviations of the largest are about 50
 
-Built = Callable[..., Any]
+Factory = Callable[..., Any]
 
 
 @dataclass
 class Piece:
-    """One part of a call: how the library writes it, how the formula does, and the tensors that both capture."""
+    """One option of a call: its constructors for the library and the direct formula, and their captured tensors."""
 
     name: str
-    ours: Built
-    theirs: Built
+    make: Factory
+    make_direct: Factory
     tensors: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
 class Call:
-    """A drawn call: `leaves()` are its tensors, q, k and v first."""
+    """A random call. `leaves()` returns its tensors, q, k and v first."""
 
     seed: int
     problem: cases.Problem
@@ -51,7 +51,7 @@ class Call:
     normalizer: Piece
     value: Piece
     dropout: float
-    start: Any
+    query_offset: Any
     shared_keys: bool  # k and v have a batch of 1
     layout: str
     size: float
@@ -59,11 +59,11 @@ class Call:
     def __str__(self) -> str:
         p = self.problem
         parts = [self.score.name, *(m.name for m in self.modifiers), self.normalizer.name, self.value.name]
-        shape = f"{p.batch}x{p.heads}/{p.key_heads} {p.n_q}x{p.n_k} {p.width}/{p.width_v}"
+        shape = f"{p.batch_size}x{p.num_heads}/{p.num_kv_heads} {p.n_q}x{p.n_k} {p.head_dim}/{p.value_dim}"
         mask = "" if self.mask is None else f" mask={self.mask[0]}"
         return (
             f"seed {self.seed}: {' + '.join(parts)} {shape} {str(self.dtype)[6:]} size {self.size} {self.layout}"
-            f"{mask} dropout={self.dropout} start={self.start} shared={self.shared_keys}"
+            f"{mask} dropout={self.dropout} query_offset={self.query_offset} shared={self.shared_keys}"
         )
 
     def leaves(self) -> list[Tensor]:
@@ -81,47 +81,47 @@ class Call:
         return [[next(rest) for _ in piece.tensors] for piece in self.pieces()]
 
     def options(self, captured: Sequence[Tensor]) -> dict[str, Any]:
-        """The keyword arguments of the library's call."""
+        """Return the keyword arguments of the call."""
         score, *modifiers, normalizer, value = self.split(captured)
-        built = self.score.ours(*score)
+        built_score = self.score.make(*score)
         for piece, tensors in zip(self.modifiers, modifiers, strict=True):
-            built = (built or scores.scaled_dot()).then(piece.ours(*tensors))
+            built_score = (built_score or scores.scaled_dot()).then(piece.make(*tensors))
         return dict(
-            score=built,
+            score=built_score,
             mask=None if self.mask is None else self.mask[0],
-            weigh=self.normalizer.ours(*normalizer),
-            value=self.value.ours(*value),
+            normalizer=self.normalizer.make(*normalizer),
+            value=self.value.make(*value),
             dropout=self.dropout,
             seed=7 if self.dropout else None,
-            start=self.start,
+            query_offset=self.query_offset,
         )
 
     def formula(
-        self, tensors: Sequence[Tensor], dtype: torch.dtype, kept: Tensor | None, noise: int = 0
-    ) -> direct.Answer:
-        """The same by the formula, computed in this dtype; with `noise` scores change by some units in float32."""
+        self, tensors: Sequence[Tensor], dtype: torch.dtype, dropout_mask: Tensor | None, noise: int = 0
+    ) -> direct.Result:
+        """Compute the call by the direct formula in a dtype; `noise` changes scores by a few float32 units."""
         q, k, v, *captured = (x.to(dtype) for x in tensors)
         score, *modifiers, normalizer, value = self.split(captured)
-        rules = [piece.theirs(q, *t) for piece, t in zip(self.modifiers, modifiers, strict=True)]
+        direct_modifiers = [piece.make_direct(q, *t) for piece, t in zip(self.modifiers, modifiers, strict=True)]
         if noise:
-            rules.append(lambda s, at: s + 1e-5 * _largest(s) * _normal(s.shape, noise))
-        shown = self.value.theirs(*value)
+            direct_modifiers.append(lambda s, at: s + 1e-5 * _largest(s) * _normal(s.shape, noise))
+        direct_value = self.value.make_direct(*value)
         relative = self.value.name == "shaw_values"
         return direct.attention(
             q, k, v,
-            score=self.score.theirs(*score),
-            rules=rules,
+            score=self.score.make_direct(*score),
+            modifiers=direct_modifiers,
             mask=None if self.mask is None else self.mask[1],
-            weigh=self.normalizer.theirs(*normalizer),
-            value=None if relative else shown,
-            pair_value=shown if relative else None,
-            kept=None if kept is None else kept.to(dtype),
-            start=self.start,
+            normalizer=self.normalizer.make_direct(*normalizer),
+            value=None if relative else direct_value,
+            pair_value=direct_value if relative else None,
+            dropout_mask=None if dropout_mask is None else dropout_mask.to(dtype),
+            query_offset=self.query_offset,
             dtype=dtype,
         )  # fmt: skip
 
-    def shaped(self, x: Tensor) -> Tensor:
-        """A (batch, heads, length, width) tensor as the caller has it."""
+    def to_layout(self, x: Tensor) -> Tensor:
+        """Return a (batch, heads, length, dim) tensor in the layout of the call."""
         if self.layout == "2-D":
             return x[0, 0]
         if self.layout == "3-D":
@@ -137,24 +137,24 @@ class Call:
         return x
 
 
-def draw(seed: int) -> Call:
+def random_call(seed: int) -> Call:
     r = random.Random(seed)
-    heads_of_keys, group = r.choice([1, 1, 2, 3]), r.choice([1, 1, 2])
+    num_kv_heads, group = r.choice([1, 1, 2, 3]), r.choice([1, 1, 2])
     layout = r.choice(["4-D"] * 4 + ["2-D", "3-D", "5-D", "heads last", "strided"])
     batch = r.choice([1, 2, 2, 3])
     if layout in ("2-D", "3-D"):
-        heads_of_keys = group = 1
+        num_kv_heads = group = 1
     batch = {"2-D": 1, "5-D": r.choice([2, 4])}.get(layout, batch)
     n_q, n_k = r.choice(LENGTHS), r.choice(LENGTHS)
-    width = r.choice(WIDTHS)
+    dim = r.choice(DIMS)
     problem = cases.Problem(
-        batch, heads_of_keys * group, heads_of_keys, n_q, n_k, width, r.choice(WIDTHS), seed=r.randrange(10**6)
+        batch, num_kv_heads * group, num_kv_heads, n_q, n_k, dim, r.choice(DIMS), seed=r.randrange(10**6)
     )
     kernel = r.random() < 0.05
     score = Piece("kernel", lambda: None, lambda: _kernel_score) if kernel else r.choice(_scores(problem, r))
     modifiers = [] if kernel else r.sample(_modifiers(problem, r), k=r.choice([0, 0, 1, 1, 2]))
-    normalizer = Piece("kernel", weigh.kernel, direct.softmax) if kernel else r.choice(_normalizers(problem, r))
-    start = r.choice([None, None, 0, 2, torch.arange(batch) + 1])
+    normalizer = Piece("kernel", normalizers.kernel, direct.softmax) if kernel else r.choice(_normalizers(problem, r))
+    query_offset = r.choice([None, None, 0, 2, torch.arange(batch) + 1])
     return Call(
         seed=seed,
         problem=problem,
@@ -165,10 +165,10 @@ def draw(seed: int) -> Call:
         normalizer=normalizer,
         value=r.choice(_values(problem)),
         dropout=r.choice([0.0, 0.0, 0.0, 0.3]),
-        start=start,
+        query_offset=query_offset,
         shared_keys=layout == "4-D" and r.random() < 0.15,
         layout=layout,
-        size=1.0 if kernel else r.choice(FEW_SIZES),
+        size=1.0 if kernel else r.choice(SCORE_SIZES),
     )
 
 
@@ -187,10 +187,9 @@ def _kernel_score(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _scores(p: cases.Problem, r: random.Random) -> list[Piece]:
-    w, root = p.width, p.normal(p.width, p.width, salt=2) / p.width**0.5
-    heads, hidden = p.heads, 5
-    each = r.random() < 0.5  # whether parameters differ by head
-    by_head = (heads,) if each else ()
+    w, root = p.head_dim, p.normal(p.head_dim, p.head_dim, salt=2) / p.head_dim**0.5
+    heads, hidden = p.num_heads, 5
+    by_head = (heads,) if r.random() < 0.5 else ()
 
     def spread(x: Tensor) -> Tensor:
         return x.view(-1, 1, 1) if x.dim() == 1 else x
@@ -213,9 +212,9 @@ def _scores(p: cases.Problem, r: random.Random) -> list[Piece]:
             [p.normal(*by_head).abs() + 0.2],
         ),
         Piece(
-            "multiplicative",
-            lambda m: scores.multiplicative(m),
-            lambda m: direct.multiplicative(m),
+            "bilinear",
+            lambda m: scores.bilinear(m),
+            lambda m: direct.bilinear(m),
             [p.normal(*by_head, w, w, salt=3) / w],
         ),
         Piece(
@@ -225,9 +224,9 @@ def _scores(p: cases.Problem, r: random.Random) -> list[Piece]:
             [p.normal(*by_head, salt=4).abs() * 4 + 1],
         ),
         Piece(
-            "metric",
-            lambda s: scores.metric(s),
-            lambda s: direct.metric(spread(s)),
+            "gaussian",
+            lambda s: scores.gaussian(s),
+            lambda s: direct.gaussian(spread(s)),
             [p.normal(*by_head, salt=5).abs() + 1.5],
         ),
         Piece("mahalanobis", lambda m: scores.mahalanobis(m), lambda m: direct.mahalanobis(m), [root @ root.mT]),
@@ -252,83 +251,88 @@ def _scores(p: cases.Problem, r: random.Random) -> list[Piece]:
 
 
 def _modifiers(p: cases.Problem, r: random.Random) -> list[Piece]:
-    """`theirs` gets the queries first, which Shaw's keys need."""
+    """`make_direct` gets the queries first, which Shaw's keys need."""
     shape = r.choice(
-        [(p.n_q, p.n_k), (p.heads, p.n_q, p.n_k), (p.batch, p.heads, p.n_q, p.n_k), (p.batch, 1, 1, p.n_k)]
+        [
+            (p.n_q, p.n_k),
+            (p.num_heads, p.n_q, p.n_k),
+            (p.batch_size, p.num_heads, p.n_q, p.n_k),
+            (p.batch_size, 1, 1, p.n_k),
+        ]
     )
-    one_side = r.random() < 0.5
+    causal_buckets = r.random() < 0.5
     return [
-        Piece("alibi", scores.alibi, lambda q, m: direct.alibi(m), [p.normal(p.heads, salt=11).abs() / 4]),
+        Piece("alibi", scores.alibi, lambda q, m: direct.alibi(m), [p.normal(p.num_heads, salt=11).abs() / 4]),
         Piece("softcap", lambda: scores.softcap(3.0), lambda q: direct.softcap(3.0)),
         Piece("bias", scores.bias, lambda q, t: direct.bias(t), [p.normal(*shape, salt=12)]),
         Piece(
-            "relative",
-            lambda t: scores.relative(t, bidirectional=not one_side),
-            lambda q, t: direct.relative(t, not one_side),
-            [p.normal(8, p.heads, salt=13)],
+            "t5_bias",
+            lambda t: scores.t5_bias(t, bidirectional=not causal_buckets),
+            lambda q, t: direct.t5_bias(t, not causal_buckets),
+            [p.normal(8, p.num_heads, salt=13)],
         ),
-        Piece("shaw_keys", scores.shaw_keys, lambda q, t: direct.shaw_keys(q, t), [p.normal(5, p.width, salt=14)]),
+        Piece("shaw_keys", scores.shaw_keys, lambda q, t: direct.shaw_keys(q, t), [p.normal(5, p.head_dim, salt=14)]),
         Piece(
-            "look-up",
-            lambda t: scores.rule(lambda s, b, h, i, j: s * t[b, h] - abs(i - j) * 0.125),
+            "lookup",
+            lambda t: scores.modifier(lambda s, b, h, i, j: s * t[b, h] - abs(i - j) * 0.125),
             lambda q, t: lambda s, at: s * t[at.b, at.h] - (at.i - at.j).abs() * 0.125,
-            [p.normal(p.batch, p.heads, salt=15).abs() + 0.1],
+            [p.normal(p.batch_size, p.num_heads, salt=15).abs() + 0.1],
         ),
     ]
 
 
 def _normalizers(p: cases.Problem, r: random.Random) -> list[Piece]:
-    by_head = (p.heads,) if r.random() < 0.5 else ()
+    by_head = (p.num_heads,) if r.random() < 0.5 else ()
     rows = (-1, 1, 1)
     return [
         Piece("softmax", lambda: None, direct.softmax),
-        Piece("softmax", weigh.softmax, direct.softmax),
-        Piece("sink", weigh.sink, direct.sink, [p.normal(*by_head, salt=21)]),
-        Piece("sigmoid", weigh.sigmoid, lambda b: direct.sigmoid(b.reshape(rows)), [p.normal(*by_head, salt=22)]),
-        Piece("relu", weigh.relu, lambda s: direct.relu(s.reshape(rows)), [p.normal(*by_head, salt=23).abs()]),
-        Piece("relu / n", weigh.relu, direct.relu),
-        Piece("sparsemax", weigh.sparsemax, direct.sparsemax),
-        Piece("entmax 1.5", weigh.entmax, lambda: direct.entmax(1.5)),
-        Piece("entmax", weigh.entmax, direct.entmax, [p.normal(*by_head, salt=24).abs().clamp(max=0.7) + 1.2]),
-        Piece("top", lambda: weigh.top(3), lambda: direct.top(3)),
-        Piece("argmax", weigh.argmax, direct.argmax),
+        Piece("softmax", normalizers.softmax, direct.softmax),
+        Piece("sink", normalizers.sink, direct.sink, [p.normal(*by_head, salt=21)]),
+        Piece("sigmoid", normalizers.sigmoid, lambda b: direct.sigmoid(b.reshape(rows)), [p.normal(*by_head, salt=22)]),
+        Piece("relu", normalizers.relu, lambda s: direct.relu(s.reshape(rows)), [p.normal(*by_head, salt=23).abs()]),
+        Piece("relu / n", normalizers.relu, direct.relu),
+        Piece("sparsemax", normalizers.sparsemax, direct.sparsemax),
+        Piece("entmax 1.5", normalizers.entmax, lambda: direct.entmax(1.5)),
+        Piece("entmax", normalizers.entmax, direct.entmax, [p.normal(*by_head, salt=24).abs().clamp(max=0.7) + 1.2]),
+        Piece("topk", lambda: normalizers.topk(3), lambda: direct.topk(3)),
+        Piece("hardmax", normalizers.hardmax, direct.hardmax),
     ]
 
 
 def _values(p: cases.Problem) -> list[Piece]:
     return [
         *[Piece("v", lambda: None, lambda: None)] * 4,
-        Piece("v W", lambda w: lambda v: v @ w, lambda w: lambda v: v @ w, [p.normal(p.width_v, 3, salt=31)]),
-        Piece("shaw_values", scores.shaw_values, direct.shaw_values, [p.normal(3, p.width_v, salt=32)]),
+        Piece("v W", lambda w: lambda v: v @ w, lambda w: lambda v: v @ w, [p.normal(p.value_dim, 3, salt=31)]),
+        Piece("shaw_values", scores.shaw_values, direct.shaw_values, [p.normal(3, p.value_dim, salt=32)]),
     ]
 
 
 def _mask(p: cases.Problem, r: random.Random) -> tuple[Any, direct.Mask]:
     simple = cases.simple_masks(p)
-    ours, theirs = r.choice(simple)
+    mask, formula = r.choice(simple)
     for _ in range(r.choice([0, 0, 1, 2])):
-        more, means = r.choice(simple)
-        how = r.choice(["and", "or", "not"])
-        before = theirs
-        if how == "and":
-            ours, theirs = ours & more, lambda at, a=before, b=means: a(at) & b(at)
-        elif how == "or":
-            ours, theirs = ours | more, lambda at, a=before, b=means: a(at) | b(at)
+        other, other_formula = r.choice(simple)
+        operation = r.choice(["and", "or", "not"])
+        previous = formula
+        if operation == "and":
+            mask, formula = mask & other, lambda at, a=previous, b=other_formula: a(at) & b(at)
+        elif operation == "or":
+            mask, formula = mask | other, lambda at, a=previous, b=other_formula: a(at) | b(at)
         else:
-            ours, theirs = ~ours, lambda at, a=before: ~a(at)
-    return ours, theirs
+            mask, formula = ~mask, lambda at, a=previous: ~a(at)
+    return mask, formula
 
 
-def kept_pattern(call: Call) -> Tensor | None:
-    """Dropout's factors, (batch, heads, n_q, n_k): a function of seed and position, so read off equal weights."""
+def dropout_factors(call: Call) -> Tensor | None:
+    """Return the dropout factors (batch, heads, n_q, n_k), read from a call with equal weights."""
     if not call.dropout:
         return None
     p = call.problem
-    q, k = torch.zeros(p.batch, p.heads, p.n_q, 1), torch.zeros(p.batch, p.heads, p.n_k, 1)
-    v = torch.eye(p.n_k).expand(p.batch, p.heads, p.n_k, p.n_k)
-    shown = regard.attention(q, k, v, dropout=call.dropout, seed=7, engine="reference")
-    return (shown != 0).double() / (1 - call.dropout)
+    q, k = torch.zeros(p.batch_size, p.num_heads, p.n_q, 1), torch.zeros(p.batch_size, p.num_heads, p.n_k, 1)
+    v = torch.eye(p.n_k).expand(p.batch_size, p.num_heads, p.n_k, p.n_k)
+    output = regard.attention(q, k, v, dropout=call.dropout, seed=7, backend="reference")
+    return (output != 0).double() / (1 - call.dropout)
 
 
-def spread_of(x: Tensor) -> float:
+def rms(x: Tensor) -> float:
     return math.sqrt(float(x.double().square().mean())) if x.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Damaged recordings, checkpoints and files of rows: each loads to what was saved or is refused, in bounded memory."""
+"""Damaged recordings, checkpoints and tensor files load unchanged or raise an error, in bounded memory."""
 
 import json
 import subprocess
@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited by what Linux counts")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory limit needs Linux")
 
 
-def _swept(folder: Path, *numbers: int) -> dict[str, Any]:
+def _run_sweep(folder: Path, *numbers: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.sweeps.file_mutations", str(folder), *map(str, numbers)]
     root = Path(__file__).parents[2]
-    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=1200, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return json.loads(ended.stdout)  # type: ignore[no-any-return]  # an object
+    process = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=1200, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout)  # type: ignore[no-any-return]  # an object
 
 
 def _check(result: dict[str, Any], structured: int, flipped: int) -> None:
     assert result["faults"] == []
     counts = result["counts"]
     assert sum(counts.values()) == structured + flipped
-    # mutants that are all refused, or all loaded, would show nothing
+    # if all files were refused, or all loaded, the sweep would show nothing
     assert counts["structured: refused"] > structured / 2 and counts["structured: changed"] > 0
     assert counts["flipped: refused"] > flipped / 2 and counts["flipped: same"] > 0
 
 
 def test_a_sample_of_damaged_files_is_refused_or_loads_as_it_was(tmp_path: Path) -> None:
-    _check(_swept(tmp_path, 0, 200, 100), 200, 100)
+    _check(_run_sweep(tmp_path, 0, 200, 100), 200, 100)
 
 
 @pytest.mark.exhaustive
 def test_thousands_of_damaged_files_are_refused_or_load_as_they_were(tmp_path: Path) -> None:
-    _check(_swept(tmp_path, 1, 6000, 3000), 6000, 3000)
+    _check(_run_sweep(tmp_path, 1, 6000, 3000), 6000, 3000)

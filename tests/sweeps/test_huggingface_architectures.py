@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import transformers
 
-from regard.errors import SpecError
-from regard.integrations import huggingface
-from tests.integrations.architectures import REFUSED, UNUSABLE, WITHOUT_ATTENTION, generating_classes, tiny_model
+from regard.errors import ArgumentError
+from regard.integrations.huggingface import attention_interface
+from tests.integrations.architectures import UNSUPPORTED, UNUSABLE, WITHOUT_ATTENTION, generating_classes, tiny_model
 from tests.integrations.decoding import (
     LENGTH,
-    assert_checkpointed_gradients_are_those_of_eager,
-    assert_decoding_is_that_of_eager,
+    assert_checkpointed_gradients_match_eager,
+    assert_decoding_matches_eager,
     gradients,
     inputs,
 )
@@ -44,7 +44,7 @@ TRAINED = [
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered() -> None:
-    huggingface.register()
+    attention_interface.register()
     transformers.logging.set_verbosity_error()
 
 
@@ -57,13 +57,13 @@ def model_of(class_name: str) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize("class_name", SAMPLE)
 def test_an_architecture_decodes_as_it_does_on_eager(class_name: str) -> None:
-    assert assert_decoding_is_that_of_eager(model_of(class_name)) > 0
+    assert assert_decoding_matches_eager(model_of(class_name)) > 0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("class_name", TRAINED)
 def test_checkpointed_training_has_the_gradients_of_eager(class_name: str) -> None:
-    assert_checkpointed_gradients_are_those_of_eager(model_of(class_name))
+    assert_checkpointed_gradients_match_eager(model_of(class_name))
 
 
 @pytest.mark.exhaustive
@@ -73,18 +73,18 @@ def test_every_architecture_decodes_and_trains_as_it_does_on_eager(class_name: s
     if class_name in UNUSABLE:
         pytest.skip(UNUSABLE[class_name])
     model = model_of(class_name)
-    if class_name in REFUSED:
+    if class_name in UNSUPPORTED:
         model.set_attn_implementation("regard")
         with pytest.raises(
-            SpecError, match=r"also gave indices, which .* Load this model with attn_implementation='\w+'"
+            ArgumentError, match=r"also passed indices, which .* Load this model with attn_implementation='\w+'"
         ):
             model(**inputs(model, 0, LENGTH, None))
         return
-    calls = assert_decoding_is_that_of_eager(model)
+    calls = assert_decoding_matches_eager(model)
     # a model that computes its attention itself was set back to another backend; parts of a model may be served
     assert calls > 0 or model.config._attn_implementation != "regard" or class_name in WITHOUT_ATTENTION
     if model.supports_gradient_checkpointing and trains_on_eager(model):
-        assert_checkpointed_gradients_are_those_of_eager(model)
+        assert_checkpointed_gradients_match_eager(model)
 
 
 def trains_on_eager(model: Any) -> bool:

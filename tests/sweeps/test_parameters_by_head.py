@@ -16,7 +16,7 @@ from . import random_calls
 from .random_calls import Call, Piece
 from .test_random_calls import faults
 
-PROBLEM = cases.Problem(batch=3, heads=4, key_heads=2, n_q=7, n_k=9, width=4, width_v=3, seed=5)
+PROBLEM = cases.Problem(batch_size=3, num_heads=4, num_kv_heads=2, n_q=7, n_k=9, head_dim=4, value_dim=3, seed=5)
 
 
 class EachHead(random.Random):
@@ -36,34 +36,35 @@ def pieces() -> dict[str, Call]:
     scores, modifiers = random_calls._scores(PROBLEM, r), random_calls._modifiers(PROBLEM, r)
     normalizers = random_calls._normalizers(PROBLEM, r)
     plain, softmax = scores[0], normalizers[0]
-    drawn = {f"score {p.name}": (p, [], softmax) for p in scores}
-    drawn |= {f"modifier {p.name}": (plain, [p], softmax) for p in modifiers}
-    drawn |= {f"normalizer {p.name}": (plain, [], p) for p in normalizers}
-    return {name: _call(*parts) for name, parts in drawn.items()}
+    calls = {f"score {p.name}": (p, [], softmax) for p in scores}
+    calls |= {f"modifier {p.name}": (plain, [p], softmax) for p in modifiers}
+    calls |= {f"normalizer {p.name}": (plain, [], p) for p in normalizers}
+    return {name: _call(*parts) for name, parts in calls.items()}
 
 
 def _call(score: Piece, modifiers: list[Piece], normalizer: Piece) -> Call:
     value = Piece("v", lambda: None, lambda: None)
     mask = cases.simple_masks(PROBLEM)[13]
-    start = torch.tensor([0, 2, 5])
+    query_offset = torch.tensor([0, 2, 5])
     return Call(
-        0, PROBLEM, torch.float32, score, modifiers, mask, normalizer, value, 0.0, start, False, "4-D", 1.0
+        0, PROBLEM, torch.float32, score, modifiers, mask, normalizer, value, 0.0, query_offset, False, "4-D", 1.0
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", pieces())
 def test_parameters_by_head_reach_every_slice_and_measure(name: str) -> None:
     call = pieces()[name]
-    found = []
-    for seed in range(2):  # the indices of weights are drawn from it
+    messages = []
+    for seed in range(2):  # determines the indices of weights
         call.seed = seed
-        found += faults(call)
+        messages += faults(call)
 
-    assert not found, "\n".join(found)
+    assert not messages, "\n".join(messages)
 
 
 def test_the_mask_of_these_calls_differs_by_head_and_batch_element() -> None:
-    at = direct.places((3, 4, 7, 9))
-    seen = cases.simple_masks(PROBLEM)[13][1](at)
+    where = direct.positions((3, 4, 7, 9))
+    visible = cases.simple_masks(PROBLEM)[13][1](where)
 
-    assert seen.shape == (3, 4, 7, 9) and not torch.equal(seen[0], seen[1]) and not torch.equal(seen[:, 0], seen[:, 1])
+    assert visible.shape == (3, 4, 7, 9)
+    assert not torch.equal(visible[0], visible[1]) and not torch.equal(visible[:, 0], visible[:, 1])

@@ -1,4 +1,4 @@
-"""Texts that files hold may be anything: whatever is changed in one, it is refused or gives a call that runs."""
+"""Changed texts of serialized options raise an ArgumentError or give a call that runs."""
 
 import json
 import subprocess
@@ -11,9 +11,9 @@ SWEEP = Path(__file__).with_name("stored_text.py")
 
 
 def outcomes(first: int, count: int) -> dict[str, int]:
-    """A sweep in a process of its own, which a read outside of a tensor would end."""
-    run = [sys.executable, str(SWEEP), str(first), str(count)]
-    result = subprocess.run(run, capture_output=True, text=True, timeout=1200, check=False)
+    """Run the sweep in a separate process, which a read outside of a tensor would end."""
+    command = [sys.executable, str(SWEEP), str(first), str(count)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     counts: dict[str, int] = json.loads(result.stdout)
     return counts
@@ -22,7 +22,7 @@ def outcomes(first: int, count: int) -> dict[str, int]:
 def check(counts: dict[str, int], count: int) -> None:
     assert sum(counts.values()) == count
     assert not [outcome for outcome in counts if outcome.startswith("internal")], counts
-    assert counts["ran"] > count // 20  # the texts are not refused for one reason that all of them share
+    assert counts["ran"] > count // 20  # not all texts are refused for one common reason
 
 
 def test_some_changed_texts_are_refused_or_run() -> None:

@@ -1,4 +1,4 @@
-"""Runs wrong calls in a process of its own, with limits on memory and time, and starts a new one where it ends."""
+"""Run wrong calls in a worker process with limits on memory and time; a worker that ends is replaced."""
 
 import json
 import os
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 MEMORY_BYTES = 3 * 2**30  # beyond the memory that the process has when it is ready
-CPU_S = 2.0  # the limit for one call, in seconds of this process, so that a busy machine does not count
-WALL_S = 60.0  # without an answer for this long, the process is stuck in compiled code, or asleep
+CPU_S = 2.0  # the limit for one call, in CPU time, which other processes do not affect
+WALL_S = 60.0  # a process without a result for this long is stuck in compiled code or asleep
 START_S = 300.0
 NO_MEMORY = ("can't allocate memory", "Unable to allocate", "bad allocation")
 
@@ -42,19 +42,19 @@ class TooSlow(BaseException):
 
 
 def outcomes(wrong: Sequence["tuple[str, str, str]"]) -> Iterator[Outcome]:
-    """The outcome of each of these calls (name, argument, label), in order."""
+    """Yield the outcome of each call (name, argument, label), in order."""
     done = 0
     while done < len(wrong):
         with tempfile.TemporaryDirectory() as folder:
-            for outcome in _of_one_worker(wrong[done:], folder):
+            for outcome in _outcomes_of_worker(wrong[done:], folder):
                 done += 1
                 yield outcome
 
 
-def _of_one_worker(wrong: Sequence["tuple[str, str, str]"], folder: str) -> Iterator[Outcome]:
-    """Outcomes until the process ends; if it ends early, the last outcome is that of the call that ended it."""
+def _outcomes_of_worker(wrong: Sequence["tuple[str, str, str]"], folder: str) -> Iterator[Outcome]:
+    """Yield outcomes until the process ends; if it ends early, the last outcome is that of the call that ended it."""
     source = Path(folder) / "calls.json"
-    source.write_text(json.dumps([list(one) for one in wrong]))
+    source.write_text(json.dumps([list(call) for call in wrong]))
     read, write = os.pipe()
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     command = [sys.executable, "-m", "tests.sweeps.worker", str(source), str(write)]
@@ -86,7 +86,7 @@ def _of_one_worker(wrong: Sequence["tuple[str, str, str]"], folder: str) -> Iter
 
 
 class _Lines:
-    """Lines of a pipe, each waited for no longer than some seconds; b"" at the end."""
+    """Reads lines of a pipe with a timeout; b"" marks the end."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.rest = descriptor, b""
@@ -114,17 +114,17 @@ def main() -> None:
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGPROF, _stop)
     calls, warm = table(), ""
-    wrong = [WrongCall(*one) for one in json.loads(source.read_text())]
+    wrong = [WrongCall(*fields) for fields in json.loads(source.read_text())]
     limit = _virtual_bytes() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-    with os.fdopen(descriptor, "w") as answers:
-        print("ready", file=answers, flush=True)
-        for one in wrong:
-            if one.call != warm:
-                run(calls[one.call], None)  # imports and caches: only the wrong call itself is timed
-                warm = one.call
+    with os.fdopen(descriptor, "w") as results:
+        print("ready", file=results, flush=True)
+        for call in wrong:
+            if call.call != warm:
+                run(calls[call.call], None)  # fills imports and caches, so that only the wrong call is timed
+                warm = call.call
             torch.manual_seed(0)
-            print(json.dumps(_timed(calls[one.call], one)), file=answers, flush=True)
+            print(json.dumps(_timed(calls[call.call], call)), file=results, flush=True)
 
 
 def _timed(call: "ValidCall", wrong: "WrongCall") -> tuple[str, str, float]:
@@ -153,7 +153,7 @@ def _kind(problem: BaseException, call: str) -> str:
         return "refused"
     if isinstance(problem, TypeError) and problem.__traceback__ is not None and _raised_by_binding(problem):
         return "refused"
-    if isinstance(problem, IndexError) and call.endswith("__getitem__"):  # Python's own protocol of indexing
+    if isinstance(problem, IndexError) and call.endswith("__getitem__"):  # Python's protocol for indexing
         return "refused"
     if isinstance(problem, MemoryError) or any(part in str(problem) for part in NO_MEMORY):
         return "memory"
@@ -161,7 +161,7 @@ def _kind(problem: BaseException, call: str) -> str:
 
 
 def _raised_by_binding(problem: BaseException) -> bool:
-    """Python itself refused the call of the public function: no frame below `run` exists."""
+    """Return whether Python rejected the arguments of the public function: `run` is the last frame."""
     trace = problem.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

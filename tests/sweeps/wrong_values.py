@@ -1,4 +1,4 @@
-"""Plain wrong values for one argument: odd Python objects, odd numbers, and odd forms of the valid value."""
+"""Wrong values for one argument: unsuitable Python objects, numbers, and variants of the valid value."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ class Odd:
     """An object that supports nothing."""
 
 
-# Every value is made anew for each call, so that a call cannot change the value of a later one.
+# Each call gets a new value, so that no call can change the value of a later one.
 PLAIN: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
     "x": lambda: "x",
@@ -90,7 +90,7 @@ OF_SEQUENCES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "nested": lambda x: [list(x)],
 }
 
-# Values that a function should not accept in silence; `wrong_calls.suspicious` says where they are harmless.
+# Values that a function should not silently accept; `wrong_calls.suspicious` lists where they are harmless.
 SUSPICIOUS = (
     "nan",
     "-1",
@@ -106,7 +106,7 @@ SUSPICIOUS = (
 
 
 def wrong_values(valid: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Labels and makers of wrong values for an argument whose valid value is `valid`."""
+    """Yield labels and factories of wrong values for an argument whose valid value is `valid`."""
     for label, make in PLAIN.items():
         yield label, make
     if isinstance(valid, Tensor):

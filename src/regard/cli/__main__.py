@@ -1,4 +1,4 @@
-"""`python -m regard.cli`: the same as the command `regard`."""
+"""Run the command `regard` as `python -m regard.cli`."""
 
 from regard.cli import main
 

@@ -1,4 +1,4 @@
-"""What all commands share: the application, refusals as sentences, JSON, and bars for long work."""
+"""The Typer application, and the options, error handling, tables and spinners that commands share."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,14 @@ from regard.errors import RegardError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Attention as one exact definition.")
 
-Json = Annotated[bool, typer.Option("--json", help="for machines")]
-MaskText = Annotated[str | None, typer.Option("--mask", help="who may look at whom, as in 'causal & window(256)'")]
-ScoreText = Annotated[str | None, typer.Option("--score", help="as in 'cosine(10)', 'alibi', 'dot.then(softcap(30))'")]
-WeighText = Annotated[str | None, typer.Option("--weigh", help="as in 'entmax(1.5)', 'sink', 'top(3)'")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
+MaskOption = Annotated[
+    str | None, typer.Option("--mask", help="which keys each query may attend to, as in 'causal & sliding_window(256)'")
+]
+ScoreOption = Annotated[
+    str | None, typer.Option("--score", help="as in 'cosine(10)', 'alibi', 'dot.then(softcap(30))'")
+]
+NormalizerOption = Annotated[str | None, typer.Option("--normalizer", help="as in 'entmax(1.5)', 'sink', 'topk(3)'")]
 
 
 @app.callback()
@@ -25,8 +29,8 @@ def regard() -> None:
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """What the library refuses ends the command with its sentence and the code 2."""
+def exit_on_error() -> Iterator[None]:
+    """Print the message of a `RegardError` and exit with code 2."""
     try:
         yield
     except RegardError as error:
@@ -35,24 +39,28 @@ def refusing() -> Iterator[None]:
 
 
 @contextmanager
-def working(what: str) -> Iterator[Callable[[float], None]]:
-    """Says what is being done, and for how long already, while it is; nothing of it stays. Who can tell the share that
-    is done makes a bar of it."""
+def show_spinner(description: str) -> Iterator[Callable[[float], None]]:
+    """Show a spinner with a description and the elapsed time inside the `with` block.
+
+    Yields a function that takes the completed fraction of the work and turns the spinner into a progress bar.
+    """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda share: progress.update(task, total=1.0, completed=share)
+        task = progress.add_task(description, total=None)
+        yield lambda fraction: progress.update(task, total=1.0, completed=fraction)
 
 
-def aligned(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as text: the first column begins, the others end at the same place."""
-    lines = [titles, *rows]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(titles))]
+def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as text, with the first column left-aligned and the others right-aligned."""
+    lines = [headers, *rows]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(headers))]
     cells = (
-        [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))] for line in lines
+        [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
+        for line in lines
     )
     return "\n".join("  ".join(row) for row in cells)
 
 
-def say_json(found: Any) -> None:
-    typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
+def print_json(data: Any) -> None:
+    """Print data as indented JSON."""
+    typer.echo(json.dumps(data, indent=1, ensure_ascii=False))

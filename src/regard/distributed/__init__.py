@@ -1,29 +1,33 @@
-"""Attention beyond one machine and beyond memory: over ranks, over files, over caches in pages.
+"""Attention over several processes, over files larger than memory, and over a paged key-value cache.
 
-`attention` over ranks, `shard` and `unshard`, `decode` over a cache in parts and `SequenceParallel` for models need a
-process group of `torch.distributed`; `attention_from_files` and `PagedCache` need nothing.
+`attention`, `decode`, `shard`, `unshard`, `positions` and `ContextParallel` need a process group of
+`torch.distributed`. `attention_from_files`, `open_memmap`, `PagedCache` and `PagedBatchCache` run in a single process.
 """
 
-from regard.distributed.attention import attention
-from regard.distributed.decode import decode
-from regard.distributed.files import attention_from_files
-from regard.distributed.layout import positions, shard, unshard
-from regard.distributed.paged_batch import PagedBatch
-from regard.distributed.pages import PagedCache
-from regard.distributed.parallel import SequenceParallel
-from regard.distributed.peers import Peers
-from regard.distributed.stored import mapped
+from regard.distributed.out_of_core.attention import attention_from_files
+from regard.distributed.out_of_core.tensor_file import open_memmap
+from regard.distributed.paged.batch_cache import PagedBatchCache
+from regard.distributed.paged.cache import PagedCache
+from regard.distributed.ranks.attention import attention
+from regard.distributed.ranks.communicator import Communicator
+from regard.distributed.ranks.context_parallel import ContextParallel
+from regard.distributed.ranks.decode import decode
+from regard.distributed.ranks.sharding import positions, shard, unshard
 
 __all__ = [
-    "PagedBatch",
+    "Communicator",
+    "ContextParallel",
+    "PagedBatchCache",
     "PagedCache",
-    "Peers",
-    "SequenceParallel",
     "attention",
     "attention_from_files",
     "decode",
-    "mapped",
+    "open_memmap",
     "positions",
     "shard",
     "unshard",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

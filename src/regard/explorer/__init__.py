@@ -3,20 +3,31 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from regard.inside.tape import Tape
+from regard.recording.recording import Recording
 
 if TYPE_CHECKING:
-    from regard.explorer.widget import Widget
+    from regard.explorer.widget import ExplorerWidget
+
+__all__ = ["explore"]
 
 
-def look(tape: Tape, *, tokens: Sequence[str] | None = None, text: int = 0, title: str = "") -> "Widget":
-    """A recording to look into, in a notebook's cell: heads, maps, tokens, and every number of any weight.
+def explore(
+    recording: Recording, *, tokens: Sequence[str] | None = None, batch_index: int = 0, title: str = ""
+) -> "ExplorerWidget":
+    """Return a notebook widget that shows the heads of a recording, their maps, and how each weight is computed.
 
-    `tokens` name the positions, unless `tape.tokens` does; `text` is the number of one in a batch. The result has
-    `export("file.html")`, which writes a file that needs neither Python nor a network.
+    `tokens` label the positions; None uses `recording.tokens`. `batch_index` selects one text of a batch. `title` is
+    the name of the session in the page. The method `export("file.html")` of the widget writes a page that needs
+    neither Python nor a network.
+
+        with regard.record(model) as recording:
+            model(tokens)
+        regard.explore(recording, tokens=["The", "whale", "swims"])  # the last line of a notebook cell
     """
     from regard.explorer.explorer import Explorer
-    from regard.explorer.recorded import of_tape
-    from regard.explorer.widget import Widget
+    from regard.explorer.session_from_recording import session_from_recording
+    from regard.explorer.widget import ExplorerWidget
 
-    return Widget(Explorer(of_tape(tape, tokens=tokens, title=title, text=text)))
+    return ExplorerWidget(
+        Explorer(session_from_recording(recording, tokens=tokens, title=title, batch_index=batch_index))
+    )

@@ -1,87 +1,91 @@
-"""All that is shown, by number, with the models that may read more. `questions.ask` answers questions about it."""
+"""The state of the explorer: sessions by id, models, timings and results of experiments."""
 
 import secrets
 import threading
 from typing import Any, cast
 
-from regard.errors import SpecError
-from regard.explorer.asked import Asked
-from regard.explorer.packing import Answer
-from regard.explorer.shown import Shown, Told
-from regard.explorer.sources import SHIPPED, Model, Writing, of_name
+from regard.errors import ArgumentError
+from regard.explorer.api.packing import Payload
+from regard.explorer.api.params import Params
+from regard.explorer.session import ProgressReporter, Session
+from regard.explorer.text_models.registry import BUILTIN_MODELS, GenerativeTextModel, TextModel, load_text_model
 
-SHOWN = 16  # texts of the history: each holds a recording
-HISTORY_BYTES = 2 * 2**30  # of their recordings
+MAX_SESSIONS = 16
+MAX_HISTORY_BYTES = 2 * 2**30  # recordings of all sessions
 
 
 class Explorer:
-    """All that is shown, by number. Any number of threads may ask about it.
+    """The sessions of the explorer, by id. Thread-safe.
 
-    `models` are those that may read texts, besides the shipped ones.
+    `models` are the names of models that the page may run, besides the bundled ones. `api.registry.dispatch` handles
+    the requests of the page.
     """
 
-    def __init__(self, *shown: Shown, models: tuple[str, ...] = ()) -> None:
-        self.shown: dict[int, Shown] = dict(enumerate(shown))
-        self.models = tuple(dict.fromkeys((*SHIPPED, *models)))
-        self.session = secrets.token_hex(8)  # numbers of another session are about other texts
-        self.running = threading.Lock()  # one model runs at a time: recordings would wait for each other anyway
-        self.timed: list[dict[str, Any]] = []  # what was measured on this machine, so that a file can show it
-        self.outcomes: dict[str, Answer] = {}  # of experiments that were run, likewise, by what was asked
-        self._next = len(shown)
+    def __init__(self, *sessions: Session, models: tuple[str, ...] = ()) -> None:
+        self.sessions: dict[int, Session] = dict(enumerate(sessions))
+        self.models = tuple(dict.fromkeys((*BUILTIN_MODELS, *models)))
+        self.server_id = secrets.token_hex(8)  # session ids are valid for one server only
+        self.model_lock = threading.Lock()  # models run one at a time
+        self.timings: list[dict[str, Any]] = []  # exported files contain them
+        self.experiment_results: dict[str, Payload] = {}  # by parameters as JSON; exported files contain them
+        self._next_id = len(sessions)
         self._lock = threading.Lock()
         self._progress: dict[str, tuple[str, float | None]] = {}
 
-    def find(self, asked: Asked, key: str = "shown") -> Shown:
-        """The thing that a question is about."""
-        number = asked.whole(key, 0, 10**9, 0)
-        found = self.shown.get(number)
-        if found is None:
-            known = ", ".join(map(str, self.shown)) or "nothing"
-            raise SpecError(f"{key} must be the number of something that is shown, {known}; got {number}.")
-        return found
+    def find_session(self, params: Params, key: str = "session") -> Session:
+        """Return the session whose id is the parameter `key`."""
+        session_id = params.integer(key, 0, 10**9, 0)
+        session = self.sessions.get(session_id)
+        if session is None:
+            ids = ", ".join(map(str, self.sessions)) or "none"
+            raise ArgumentError(f"{key} must be the id of a session ({ids}); got {session_id}.")
+        return session
 
-    def add(self, shown: Shown) -> int:
-        """Adds a text to the history and returns its number. The oldest ones but the first go where there are too many,
-        or too large ones."""
+    def add(self, session: Session) -> int:
+        """Add a session and return its id.
+
+        If there are too many sessions or their recordings are too large, remove the oldest ones except the first.
+        """
         with self._lock:
-            number = self._next
-            self._next += 1
-            self.shown[number] = shown
-            for old in list(self.shown)[1:-1]:
-                if len(self.shown) <= SHOWN and sum(each.nbytes for each in self.shown.values()) <= HISTORY_BYTES:
+            session_id = self._next_id
+            self._next_id += 1
+            self.sessions[session_id] = session
+            for old_id in list(self.sessions)[1:-1]:
+                nbytes = sum(session.nbytes for session in self.sessions.values())
+                if len(self.sessions) <= MAX_SESSIONS and nbytes <= MAX_HISTORY_BYTES:
                     break
-                self.shown.pop(old).forget()
-        return number
+                self.sessions.pop(old_id).clear_cache()
+        return session_id
 
-    def model(self, name: str) -> Model:
-        """A model that may be chosen: the shipped ones, and those named when the explorer was started."""
+    def model(self, name: str) -> TextModel:
+        """Return a model by name: a bundled one, or one that the explorer was started with."""
         if name not in self.models:
-            raise SpecError(
-                f"a model must be one of {', '.join(self.models)}; got {name[:80]!r}. Others are named when the "
-                "explorer is started."
+            raise ArgumentError(
+                f"a model must be one of {', '.join(self.models)}; got {name[:80]!r}. To use another model, start the "
+                "explorer with it."
             )
-        return of_name(name)
+        return load_text_model(name)
 
-    def writer(self, shown: Shown) -> Writing | None:
-        """The model that can go on with a text; None if there is none."""
-        if shown.ids is None or shown.model not in self.models:
+    def generative_model(self, session: Session) -> GenerativeTextModel | None:
+        """Return the model of a session if it can continue the text, else None."""
+        if session.token_ids is None or session.model not in self.models:
             return None
-        model = of_name(shown.model)
-        return cast(Writing, model) if hasattr(model, "begun") else None
+        model = load_text_model(session.model)
+        return cast(GenerativeTextModel, model) if hasattr(model, "start_decoding") else None
 
-    def tell(self, asked: Asked) -> Told:
-        """Says how far a long question is, to who asks for its progress."""
-        name = asked.text("progress", 64, "")
+    def progress_callback(self, params: Params) -> ProgressReporter:
+        """Return a callback that stores the progress of a request for the endpoint `progress`."""
+        progress_id = params.text("progress_id", 64, "")
 
-        def told(text: str, share: float | None) -> None:
-            if name:
-                self._progress[name] = (text, share)
+        def report(text: str, fraction: float | None) -> None:
+            if progress_id:
+                self._progress[progress_id] = (text, fraction)
 
-        return told
+        return report
 
-    def over(self, asked: Asked) -> None:
-        """Forgets how far a question was."""
-        self._progress.pop(asked.text("progress", 64, ""), None)
+    def clear_progress(self, params: Params) -> None:
+        """Remove the stored progress of a request."""
+        self._progress.pop(params.text("progress_id", 64, ""), None)
 
-    def progress(self, name: str) -> tuple[str, float | None]:
-        return self._progress.get(name, ("", None))
+    def progress(self, progress_id: str) -> tuple[str, float | None]:
+        return self._progress.get(progress_id, ("", None))

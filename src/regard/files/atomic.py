@@ -1,8 +1,8 @@
-"""Atomic writing: a reader sees the previous file or the whole new one, also after a crash or a full disk.
+"""Atomic file writing: a reader finds the previous file or the complete new one, even after a crash or a full disk.
 
 The content goes to a partial file in the same folder. It is flushed to the disk, then renamed, then the folder is
-flushed. The writer holds a lock on its partial file, which the system releases when the writer ends in any way. So the
-next writer in the folder can recognize and remove partial files whose writers were killed.
+flushed. The writer holds a lock on its partial file, which the system releases when the writer ends. The next writer in
+the folder uses these locks to find and remove the partial files of killed writers.
 """
 
 import os
@@ -21,26 +21,26 @@ DEFAULT_MODE = 0o666  # the system subtracts the umask
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes text in UTF-8. See `atomic_file`."""
+    """Write text in UTF-8. See `atomic_file`."""
     with atomic_file(path) as file:
         file.write(text.encode())
 
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Yields a binary file that replaces `path` when the block ends. If the block fails, `path` does not change.
+    """Yield a binary file that replaces `path` when the block ends. If the block fails, `path` does not change.
 
-    An existing file keeps its mode; a new file has the mode that the umask allows. A symbolic link stays, and its
-    target is replaced. Pipes and devices are written directly. Raises `SaveError` where the system cannot write.
+    An existing file keeps its mode; the umask determines the mode of a new file. If `path` is a symbolic link, its
+    target is replaced. Pipes and devices are written directly. Raise `SaveError` if the file cannot be written.
     """
     target = Path(os.path.realpath(path))
-    with save_errors(path):
-        mode = _mode_of(target)
+    with translate_os_errors(path):
+        mode = _file_mode(target)
         if mode is not None and not stat.S_ISREG(mode):
             with target.open("wb") as device:
                 yield device
             return
-        remove_abandoned(target.parent)
+        remove_abandoned_files(target.parent)
         partial, file = _open_partial(target, DEFAULT_MODE if mode is None else stat.S_IMODE(mode))
         try:
             with file:
@@ -50,14 +50,14 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
                 os.replace(partial, target)
-        except BaseException:  # also when the user interrupts it
+        except BaseException:  # includes KeyboardInterrupt
             partial.unlink(missing_ok=True)
             raise
         _sync_folder(target.parent)
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Removes the partial files of writers that have ended, such as those killed by the system."""
+def remove_abandoned_files(folder: Path) -> None:
+    """Remove the partial files of writers that have ended, such as killed processes."""
     for partial in folder.glob(f".*{PARTIAL_SUFFIX}"):
         with suppress(OSError), partial.open("rb") as file:
             if try_lock(file):
@@ -65,8 +65,8 @@ def remove_abandoned(folder: Path) -> None:
 
 
 @contextmanager
-def save_errors(path: str | Path) -> Iterator[None]:
-    """Turns errors of the system into a `SaveError` that names the file."""
+def translate_os_errors(path: str | Path) -> Iterator[None]:
+    """Convert an `OSError` to a `SaveError` that names the file."""
     try:
         yield
     except SaveError:
@@ -78,7 +78,7 @@ def save_errors(path: str | Path) -> Iterator[None]:
         ) from error
 
 
-def _mode_of(path: Path) -> int | None:
+def _file_mode(path: Path) -> int | None:
     try:
         return path.stat().st_mode
     except FileNotFoundError:
@@ -86,25 +86,25 @@ def _mode_of(path: Path) -> int | None:
 
 
 def _open_partial(target: Path, mode: int) -> tuple[Path, BinaryIO]:
-    """A new partial file beside the target, locked by this writer."""
+    """Create a partial file beside the target, and lock it."""
     while True:
         partial = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         try:
-            number = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), mode)
+            descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), mode)
         except FileExistsError:
             continue
-        file = os.fdopen(number, "w+b")
-        # another writer may have taken the file for an abandoned one before it was locked
+        file = os.fdopen(descriptor, "w+b")
+        # before it was locked, another writer may have removed the file as abandoned
         if try_lock(file) and partial.exists():
             return partial, file
         file.close()
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flushes the new name to the disk, on systems that can open a folder."""
+    """Flush the new file name to the disk, on systems that can open a folder."""
     with suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)

@@ -1,11 +1,11 @@
-"""Locks that the system releases when their owner ends, however it ends."""
+"""File locks that the system releases when the process that holds them ends, even if it is killed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from regard.errors import SpecError
+from regard.errors import ArgumentError
 
 fcntl: Any
 try:
@@ -17,9 +17,10 @@ LOCK_NAME = ".regard-lock"
 
 
 def try_lock(file: Any) -> bool:
-    """Locks an open file; False where another process, or another open of this one, holds the lock.
+    """Lock an open file; return False if another process, or another file object, holds the lock.
 
-    Where the system has no such locks, a writer is never alone: nothing is removed, and nothing is refused.
+    On a system without such locks, the result is whether the file is open for writing: no error is raised, and no
+    partial file is removed.
     """
     if fcntl is None:
         return bool(file.writable())
@@ -32,13 +33,13 @@ def try_lock(file: Any) -> bool:
 
 @contextmanager
 def locked_folder(folder: Path, purpose: str) -> Iterator[BinaryIO]:
-    """Holds the lock of a folder, which is on the file that is yielded. Raises `SpecError` where another holds it.
+    """Hold the lock of a folder and yield the lock file. Raise `ArgumentError` if another process holds the lock.
 
-    A process that inherits the file holds the lock as well.
+    A child process that inherits the file also holds the lock.
     """
     with (folder / LOCK_NAME).open("ab") as file:
         if not try_lock(file):
-            raise SpecError(
+            raise ArgumentError(
                 f"{folder} must be used by one {purpose} at a time; another {purpose} holds its lock. Wait until the "
                 f"other {purpose} ends, stop it, or choose another folder."
             )

@@ -1,8 +1,8 @@
-"""Functions of other packages, overridden in one thread at a time.
+"""Override functions of other packages in the current thread.
 
-A package looks its functions up by name, and all threads share that name. So the name gets one dispatcher while any
-thread overrides it, and each thread has its own overrides behind it. The last thread to leave restores the original.
-Threads may enter and leave in any order.
+All threads share the attribute of a module. While any thread overrides it, the attribute holds a dispatcher, which runs
+the overrides of the calling thread. The last thread to leave restores the original function. Threads may enter and
+leave in any order.
 """
 
 import threading
@@ -12,53 +12,53 @@ from functools import partial, wraps
 from typing import Any
 
 Function = Callable[..., Any]
-Override = Callable[..., Any]  # called with the function that it overrides, then with the arguments
+Override = Callable[..., Any]  # called with the overridden function, then with the arguments of the call
 
-Key = tuple[int, str]
+OverrideKey = tuple[int, str]  # id of the owner, name of the attribute
 
 
 class _ThreadOverrides(threading.local):
     def __init__(self) -> None:
-        self.of: dict[Key, tuple[Override, ...]] = {}  # from the outermost in
+        self.by_key: dict[OverrideKey, tuple[Override, ...]] = {}  # outermost first
 
 
 class _Dispatcher:
-    """What a name stands for while some thread overrides it: the function, and how many overrides there are."""
+    """The function that replaces `owner.name` while some thread overrides it."""
 
     def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name, self.users = owner, name, 0
+        self.owner, self.name, self.num_overrides = owner, name, 0
         self.original: Function = getattr(owner, name)
-        self.function = _dispatching(self.original, (id(owner), name))
+        self.function = _make_dispatcher(self.original, (id(owner), name))
 
 
 _lock = threading.Lock()
-_dispatchers: dict[Key, _Dispatcher] = {}
+_dispatchers: dict[OverrideKey, _Dispatcher] = {}
 _overrides = _ThreadOverrides()
 
 
 @contextmanager
-def overridden(owner: Any, name: str, override: Override) -> Iterator[None]:
-    """Inside, calls of `owner.name` in this thread run `override(function, *args, **kwargs)`.
+def override_function(owner: Any, name: str, override: Override) -> Iterator[None]:
+    """Inside the context, calls of `owner.name` in this thread run `override(function, *args, **kwargs)`.
 
-    `function` is the override outside of this one, or the original function. Other threads run what they ran before.
+    `function` is the enclosing override, or the original function. Other threads are not affected.
     """
     key = id(owner), name
-    entry = partial(override)  # an object of its own, also where one override is entered twice
+    entry = partial(override)  # a distinct object, also if the same override is entered twice
     _install(owner, name)
-    _overrides.of[key] = (*_overrides.of.get(key, ()), entry)
+    _overrides.by_key[key] = (*_overrides.by_key.get(key, ()), entry)
     try:
         yield
     finally:
-        rest = tuple(each for each in _overrides.of[key] if each is not entry)
-        if rest:
-            _overrides.of[key] = rest
+        remaining = tuple(other for other in _overrides.by_key[key] if other is not entry)
+        if remaining:
+            _overrides.by_key[key] = remaining
         else:
-            del _overrides.of[key]
+            del _overrides.by_key[key]
         _uninstall(key)
 
 
-def original_of(function: Any) -> Any:
-    """The function behind a dispatcher; any other object as it is."""
+def original_function(function: Any) -> Any:
+    """Return the function behind a dispatcher, or any other object unchanged."""
     return getattr(function, "_regard_original", function) if callable(function) else function
 
 
@@ -68,29 +68,29 @@ def _install(owner: Any, name: str) -> None:
         if key not in _dispatchers:
             _dispatchers[key] = _Dispatcher(owner, name)
             setattr(owner, name, _dispatchers[key].function)
-        _dispatchers[key].users += 1
+        _dispatchers[key].num_overrides += 1
 
 
-def _uninstall(key: Key) -> None:
+def _uninstall(key: OverrideKey) -> None:
     with _lock:
-        here = _dispatchers[key]
-        here.users -= 1
-        if here.users == 0:
+        dispatcher = _dispatchers[key]
+        dispatcher.num_overrides -= 1
+        if dispatcher.num_overrides == 0:
             del _dispatchers[key]
-            if getattr(here.owner, here.name) is here.function:  # nobody else has replaced it since
-                setattr(here.owner, here.name, here.original)
+            if getattr(dispatcher.owner, dispatcher.name) is dispatcher.function:  # unless replaced by other code
+                setattr(dispatcher.owner, dispatcher.name, dispatcher.original)
 
 
-def _dispatching(original: Function, key: Key) -> Function:
+def _make_dispatcher(original: Function, key: OverrideKey) -> Function:
     @wraps(original)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        return _run(original, _overrides.of.get(key, ()), *args, **kwargs)
+        return _call_overrides(original, _overrides.by_key.get(key, ()), *args, **kwargs)
 
-    dispatch._regard_original = original_of(original)  # type: ignore[attr-defined]  # a mark on a function
+    dispatch._regard_original = original_function(original)  # type: ignore[attr-defined]  # a mark on a function
     return dispatch
 
 
-def _run(original: Function, overrides: tuple[Override, ...], /, *args: Any, **kwargs: Any) -> Any:
+def _call_overrides(original: Function, overrides: tuple[Override, ...], /, *args: Any, **kwargs: Any) -> Any:
     if not overrides:
         return original(*args, **kwargs)
-    return overrides[-1](partial(_run, original, overrides[:-1]), *args, **kwargs)
+    return overrides[-1](partial(_call_overrides, original, overrides[:-1]), *args, **kwargs)

@@ -1,10 +1,10 @@
-"""A graph attention network: what a node is, told from itself and from the nodes around it.
+"""A graph attention network that classifies nodes by their features and the features of their neighbors.
 
-    h_i = ELU(‖_heads sum_j α_ij W x_j + bias)        heads side by side
-    y_i = mean_heads sum_j α_ij W h_j + bias          heads averaged: one number for each class
+    h_i = ELU(‖_heads sum_j α_ij W x_j + bias)        heads concatenated
+    y_i = mean_heads sum_j α_ij W h_j + bias          heads averaged: one logit per class
 
-j runs over the nodes that have an edge to i, and i itself. α is that of `regard.mechanism.graph`: GAT (Veličković and
-others, 2018) or GATv2 (Brody, Alon and Yahav, 2022). After two layers a node knows of those two edges away.
+j runs over i and the nodes with an edge to i. The weights α are those of `regard.mechanisms.graph`: GAT (Veličković et
+al., 2018) or GATv2 (Brody et al., 2022). With two layers, a node depends on nodes up to two edges away.
 """
 
 import torch
@@ -13,26 +13,27 @@ from torch.nn.functional import dropout, elu
 
 from regard import checks
 from regard.argument_types import check_types
-from regard.errors import SpecError
-from regard.mechanism.graph import gat, gatv2
-from regard.nn.inputs import same_dtype
+from regard.errors import ArgumentError
+from regard.mechanisms.graph import gat, gatv2
+from regard.nn.input_checks import check_layer_dtype
 
-KINDS = ("gat", "gatv2")
-JOINS = ("concatenate", "average")
+ATTENTION_KINDS = ("gat", "gatv2")
+HEAD_COMBINATIONS = ("concatenate", "average")
 
 
-class GraphNetwork(nn.Module):
-    """x (nodes, features) and edges (2, count) in, logits (nodes, classes) out.
+class GraphAttentionNetwork(nn.Module):
+    """A graph attention network with two layers: maps features to logits (nodes, num_classes).
 
-    Each edge goes from edges[0] to edges[1]; where nodes see each other there are two. `width` is that of a head of the
-    first layer, `heads` how many there are in each layer. In training a share `dropout` of what goes into each layer is
-    left out.
+    The inputs are x (nodes, in_features) and edge_index (2, num_edges). An edge goes from `edge_index[0]` to
+    `edge_index[1]`; an undirected edge is listed in both directions. `head_dim` is the head dimension of the first
+    layer, and `num_heads` are the numbers of heads of the two layers. `kind` is "gat" or "gatv2". `dropout` applies to
+    the input of each layer.
 
-    >>> model = GraphNetwork(features=5, classes=3, width=4, heads=(2, 1))
-    >>> edges = torch.tensor([[0, 1], [1, 2]])
-    >>> model(torch.randn(4, 5), edges).shape
+    >>> model = GraphAttentionNetwork(in_features=5, num_classes=3, head_dim=4, num_heads=(2, 1))
+    >>> edge_index = torch.tensor([[0, 1], [1, 2]])
+    >>> model(torch.randn(4, 5), edge_index).shape
     torch.Size([4, 3])
-    >>> model.attend(torch.randn(4, 5), edges)[1][0] > 0  # who looks at whom in the second layer: 2 at 1 and itself
+    >>> model.attention_weights(torch.randn(4, 5), edge_index)[1][0] > 0  # second layer: node 2 attends to 1 and itself
     tensor([[ True, False, False, False],
             [ True,  True, False, False],
             [False,  True,  True, False],
@@ -43,115 +44,135 @@ class GraphNetwork(nn.Module):
     def __init__(
         self,
         *,
-        features: int,
-        classes: int,
-        width: int,
-        heads: tuple[int, int],
+        in_features: int,
+        num_classes: int,
+        head_dim: int,
+        num_heads: tuple[int, int],
         kind: str = "gat",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.first = GraphAttention(features, width, heads=heads[0], kind=kind, join="concatenate")
-        self.second = GraphAttention(heads[0] * width, classes, heads=heads[1], kind=kind, join="average")
+        self.first = GraphAttentionLayer(
+            in_features, head_dim, num_heads=num_heads[0], kind=kind, head_combination="concatenate"
+        )
+        self.second = GraphAttentionLayer(
+            num_heads[0] * head_dim, num_classes, num_heads=num_heads[1], kind=kind, head_combination="average"
+        )
         self.dropout = checks.probability(dropout, "dropout", below_one=True)
 
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        checks.tensor(x, "x", shape=("nodes", self.first.features), dtype="floats")
-        return self.second(self._between(x, edges), edges)  # type: ignore[no-any-return]  # modules are untyped
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        checks.tensor(x, "x", shape=("nodes", self.first.in_features), dtype_kind="floats")
+        output: Tensor = self.second(self._second_layer_input(x, edge_index), edge_index)
+        return output
 
-    def attend(self, x: Tensor, edges: Tensor) -> list[Tensor]:
-        """Weights (heads, nodes, nodes) of both layers; row i says where node i looks."""
-        checks.tensor(x, "x", shape=("nodes", self.first.features), dtype="floats")
-        return [self.first.attend(self._left(x), edges), self.second.attend(self._between(x, edges), edges)]
+    def attention_weights(self, x: Tensor, edge_index: Tensor) -> list[Tensor]:
+        """Return the weights (heads, nodes, nodes) of both layers; row i holds the weights of node i."""
+        checks.tensor(x, "x", shape=("nodes", self.first.in_features), dtype_kind="floats")
+        return [
+            self.first.attention_weights(self._dropout(x), edge_index),
+            self.second.attention_weights(self._second_layer_input(x, edge_index), edge_index),
+        ]
 
-    def _between(self, x: Tensor, edges: Tensor) -> Tensor:
-        return self._left(elu(self.first(self._left(x), edges)))
+    def _second_layer_input(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self._dropout(elu(self.first(self._dropout(x), edge_index)))
 
-    def _left(self, x: Tensor) -> Tensor:
+    def _dropout(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)
 
 
-class GraphAttention(nn.Module):
-    """One layer: x (nodes, features) in, (nodes, heads · width) out, or (nodes, width) where heads are averaged.
+class GraphAttentionLayer(nn.Module):
+    """A graph attention layer from x (nodes, in_features) to (nodes, num_heads · head_dim).
 
-    `kind` is one of `KINDS`, `join` one of `JOINS`. See `regard.mechanism.gat` and `gatv2`.
+    `kind` is "gat" or "gatv2"; see `regard.mechanisms.gat` and `gatv2`. With `head_combination="average"` instead of
+    "concatenate" the output is (nodes, head_dim).
 
-    >>> layer = GraphAttention(5, 4, heads=2)
+    >>> layer = GraphAttentionLayer(5, 4, num_heads=2)
     >>> layer(torch.randn(3, 5), torch.tensor([[0, 1], [1, 2]])).shape
     torch.Size([3, 8])
     """
 
-    def __init__(self, features: int, width: int, *, heads: int, kind: str = "gat", join: str = "concatenate") -> None:
+    def __init__(
+        self,
+        in_features: int,
+        head_dim: int,
+        *,
+        num_heads: int,
+        kind: str = "gat",
+        head_combination: str = "concatenate",
+    ) -> None:
         super().__init__()
-        self.kind, self.join = checks.choice(kind, "kind", KINDS), checks.choice(join, "join", JOINS)
-        for name, size in (("features", features), ("width", width), ("heads", heads)):
+        self.kind = checks.choice(kind, "kind", ATTENTION_KINDS)
+        self.head_combination = checks.choice(head_combination, "head_combination", HEAD_COMBINATIONS)
+        for name, size in (("in_features", in_features), ("head_dim", head_dim), ("num_heads", num_heads)):
             checks.size(size, name)
-        checks.parameter("w", heads, features, width)
-        self.features = features
-        matrix, vector = (heads, features, width), (heads, width)
+        checks.parameter_size("w", num_heads, in_features, head_dim)
+        self.in_features = in_features
+        matrix, vector = (num_heads, in_features, head_dim), (num_heads, head_dim)
         if kind == "gat":
-            self.w = _drawn(*matrix)
-            self.a_source, self.a_target = _drawn(*vector), _drawn(*vector)
+            self.w = _glorot_parameter(*matrix)
+            self.a_source, self.a_target = _glorot_parameter(*vector), _glorot_parameter(*vector)
         else:
-            self.w_source, self.w_target = _drawn(*matrix), _drawn(*matrix)
-            self.a = _drawn(*vector)
-        self.bias = nn.Parameter(torch.zeros(heads * width if join == "concatenate" else width))
+            self.w_source, self.w_target = _glorot_parameter(*matrix), _glorot_parameter(*matrix)
+            self.a = _glorot_parameter(*vector)
+        self.bias = nn.Parameter(torch.zeros(num_heads * head_dim if head_combination == "concatenate" else head_dim))
 
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        self._check(x, edges)
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self._check_inputs(x, edge_index)
         if self.kind == "gat":
-            rows = gat(x, edges, self.w, self.a_source, self.a_target)
+            heads = gat(x, edge_index, self.w, self.a_source, self.a_target)
         else:
-            rows = gatv2(x, edges, self.w_source, self.w_target, self.a)
-        return (rows.flatten(1) if self.join == "concatenate" else rows.mean(1)) + self.bias
+            heads = gatv2(x, edge_index, self.w_source, self.w_target, self.a)
+        return (heads.flatten(1) if self.head_combination == "concatenate" else heads.mean(1)) + self.bias
 
-    def _check(self, x: Tensor, edges: Tensor) -> None:
-        checks.tensor(x, "x", shape=("nodes", self.features), dtype="floats")
-        same_dtype(x, "x", self.bias)
-        check_edges(edges, len(x))
+    def _check_inputs(self, x: Tensor, edge_index: Tensor) -> None:
+        checks.tensor(x, "x", shape=("nodes", self.in_features), dtype_kind="floats")
+        check_layer_dtype(x, "x", self.bias)
+        check_edge_index(edge_index, len(x))
 
-    def attend(self, x: Tensor, edges: Tensor) -> Tensor:
-        """Weights (heads, nodes, nodes); row i says where node i looks, and adds up to 1.
-
-        Each node is given its own name to carry, in columns that no score looks at: what arrives are the weights.
-        """
-        self._check(x, edges)
+    def attention_weights(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return the weights (heads, nodes, nodes); row i holds the weights of node i and sums to 1."""
+        # One-hot features that do not change the scores are appended: their outputs are the weights.
+        self._check_inputs(x, edge_index)
         nodes = len(x)
-        named = torch.cat((x, torch.eye(nodes, dtype=x.dtype, device=x.device)), 1)
+        extended = torch.cat((x, torch.eye(nodes, dtype=x.dtype, device=x.device)), 1)
         if self.kind == "gat":
-            found = gat(
-                named, edges, _wider(self.w, nodes), *(_longer(a, nodes) for a in (self.a_source, self.a_target))
+            output = gat(
+                extended,
+                edge_index,
+                _append_identity(self.w, nodes),
+                *(_append_zeros(a, nodes) for a in (self.a_source, self.a_target)),
             )
         else:
-            both = _wider(self.w_source, nodes), _wider(self.w_target, nodes)
-            found = gatv2(named, edges, *both, _longer(self.a, nodes))
-        return found[..., -nodes:].transpose(0, 1)
+            w_source, w_target = _append_identity(self.w_source, nodes), _append_identity(self.w_target, nodes)
+            output = gatv2(extended, edge_index, w_source, w_target, _append_zeros(self.a, nodes))
+        return output[..., -nodes:].transpose(0, 1)
 
 
-def check_edges(edges: Tensor, nodes: int) -> None:
-    checks.tensor(edges, "edges", shape=(2, "count"), dtype="integers")
-    if torch.compiler.is_compiling() or not edges.numel():
+def check_edge_index(edge_index: Tensor, nodes: int) -> None:
+    checks.tensor(edge_index, "edge_index", shape=(2, "num_edges"), dtype_kind="integers")
+    if torch.compiler.is_compiling() or not edge_index.numel():
         return
-    least, most = (int(end) for end in edges.aminmax())
-    if least < 0 or most >= nodes:
-        raise SpecError(f"edges must be between nodes 0 and {nodes - 1}; got {least} to {most}.")
+    smallest, largest = (int(node) for node in edge_index.aminmax())
+    if smallest < 0 or largest >= nodes:
+        raise ArgumentError(f"edge_index must hold nodes from 0 to {nodes - 1}; got {smallest} to {largest}.")
 
 
-def _drawn(*shape: int) -> nn.Parameter:
-    """Each head's matrix, or all heads' vectors, as large as Glorot and Bengio (2010) advise."""
-    drawn = torch.empty(*shape)
-    for each in drawn if len(shape) == 3 else (drawn,):
-        nn.init.xavier_uniform_(each)
-    return nn.Parameter(drawn)
+def _glorot_parameter(*shape: int) -> nn.Parameter:
+    """Return a Glorot-initialized parameter: a matrix per head, or (num_heads, head_dim) initialized as one matrix."""
+    parameter = torch.empty(*shape)
+    for matrix in parameter if len(shape) == 3 else (parameter,):
+        nn.init.xavier_uniform_(matrix)
+    return nn.Parameter(parameter)
 
 
-def _wider(w: Tensor, nodes: int) -> Tensor:
-    """w, and beside it a matrix that hands names on as they are."""
-    heads, features, width = w.shape
-    names = torch.eye(nodes, dtype=w.dtype, device=w.device).expand(heads, -1, -1)
-    above = torch.cat((w, w.new_zeros(heads, features, nodes)), 2)
-    return torch.cat((above, torch.cat((w.new_zeros(heads, nodes, width), names), 2)), 1)
+def _append_identity(w: Tensor, nodes: int) -> Tensor:
+    """Return w (heads, features, head_dim) with an identity matrix appended as a diagonal block."""
+    heads, features, head_dim = w.shape
+    identity = torch.eye(nodes, dtype=w.dtype, device=w.device).expand(heads, -1, -1)
+    upper = torch.cat((w, w.new_zeros(heads, features, nodes)), 2)
+    lower = torch.cat((w.new_zeros(heads, nodes, head_dim), identity), 2)
+    return torch.cat((upper, lower), 1)
 
 
-def _longer(a: Tensor, nodes: int) -> Tensor:
+def _append_zeros(a: Tensor, nodes: int) -> Tensor:
     return torch.cat((a, a.new_zeros(len(a), nodes)), 1)

@@ -1,79 +1,97 @@
-"""A language model: which token comes next, given those before it.
+"""A language model: a decoder that predicts the next token.
 
-    x = table[tokens];   x = decoder(x);   logits = x · table'
+    x = E[tokens];   x = decoder(x);   logits = x E'
 
-GPT-2 and Llama are this with other designs; see `regard.models.load`.
+GPT-2 and Llama are configurations of this model; see `regard.models.pretrained`.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard import checks
 from regard.argument_types import check_types
-from regard.nn import inputs
-from regard.nn.block import Design
+from regard.mask import MaskLike
+from regard.nn import input_checks
+from regard.nn.block import BlockConfig
 from regard.nn.cache import KeyValueCache
 from regard.nn.embedding import TokenEmbedding
-from regard.nn.position import Position
-from regard.nn.transformer import Decoder, designs_of
+from regard.nn.position_encoding import PositionEncoding
+from regard.nn.transformer import Decoder, as_block_configs
 
 
 class LanguageModel(nn.Module):
-    """tokens (batch, n) in, logits (batch, n, vocabulary) out; logits[:, i] are about token i + 1.
+    """A decoder-only language model: maps tokens (batch, n) to logits (batch, n, vocab_size).
 
-    With `tied` the table that reads tokens also writes them.
+    `logits[:, i]` predicts token i + 1. `block_config` is a configuration, or a sequence that layers repeat. With
+    `tie_word_embeddings=True` (default) the output projection is the embedding matrix.
 
-    >>> from regard.nn import Rotary, generate
-    >>> model = LanguageModel(100, layers=2, design=Design(width=64, heads=4), position=Rotary(16))
+    >>> from regard.nn import RotaryEmbedding, generate
+    >>> config = BlockConfig(embed_dim=64, num_heads=4)
+    >>> model = LanguageModel(100, num_layers=2, block_config=config, position_encoding=RotaryEmbedding(16))
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 100])
-    >>> generate(model, torch.tensor([[1, 2, 3]]), most=5).shape
+    >>> generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
     torch.Size([1, 5])
     """
 
     @check_types
     def __init__(
         self,
-        vocabulary: int,
+        vocab_size: int,
         *,
-        layers: int,
-        design: Design | Sequence[Design],
-        position: Position | None,
-        tied: bool = True,
+        num_layers: int,
+        block_config: BlockConfig | Sequence[BlockConfig],
+        position_encoding: PositionEncoding | None,
+        tie_word_embeddings: bool = True,
     ) -> None:
         super().__init__()
-        width = designs_of(design)[0].width
-        checks.parameter("embedding", checks.size(vocabulary, "vocabulary"), width)
-        self.embedding = TokenEmbedding(vocabulary, width)
-        self.decoder = Decoder(design, layers, position=position)
-        self.head = None if tied else nn.Linear(width, vocabulary, bias=False)
-        with torch.no_grad():  # each layer adds to the stream: together no more than one would
+        embed_dim = as_block_configs(block_config)[0].embed_dim
+        checks.parameter_size("embedding", checks.size(vocab_size, "vocab_size"), embed_dim)
+        self.embedding = TokenEmbedding(vocab_size, embed_dim)
+        self.decoder = Decoder(block_config, num_layers, position_encoding=position_encoding)
+        self.lm_head = None if tie_word_embeddings else nn.Linear(embed_dim, vocab_size, bias=False)
+        with torch.no_grad():  # keeps the variance of the residual stream independent of the number of layers
             for block in self.decoder.blocks:
-                for last in (getattr(block.self_attn, "out_proj", None), block.linear2):
-                    if isinstance(last, nn.Linear):
-                        last.weight.mul_(1.0 / math.sqrt(2 * layers))
+                for output_layer in (getattr(block.self_attn, "out_proj", None), block.linear2):
+                    if isinstance(output_layer, nn.Linear):
+                        output_layer.weight.mul_(1.0 / math.sqrt(2 * num_layers))
 
     def forward(
-        self, tokens: Tensor, *, mask: Any = None, at: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        tokens: Tensor,
+        *,
+        mask: MaskLike | None = None,
+        position_ids: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """`mask` hides more than what comes later; `at` says where tokens stand, if not one after another; with a
-        `cache` tokens are the new ones alone."""
-        return self.logits(self.states(tokens, mask=mask, at=at, cache=cache))
+        """Return logits (batch, n, vocab_size).
 
-    def states(
-        self, tokens: Tensor, *, mask: Any = None, at: Tensor | None = None, cache: KeyValueCache | None = None
+        `mask` is combined with the causal mask. `position_ids`, (n,) or (batch, n), default to consecutive positions.
+        With a `cache`, `tokens` holds only the new tokens.
+        """
+        return self.logits(self.hidden_states(tokens, mask=mask, position_ids=position_ids, cache=cache))
+
+    def hidden_states(
+        self,
+        tokens: Tensor,
+        *,
+        mask: MaskLike | None = None,
+        position_ids: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """The vectors (batch, n, width) from which logits are made."""
-        return self.decoder(self.embedding(inputs.token_rows(tokens)), mask=mask, at=at, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
+        """Return the hidden states (batch, n, embed_dim) after the final norm; arguments as in `forward`."""
+        embedded = self.embedding(input_checks.check_token_batch(tokens))
+        hidden_states: Tensor = self.decoder(embedded, mask=mask, position_ids=position_ids, cache=cache)
+        return hidden_states
 
-    def logits(self, states: Tensor) -> Tensor:
-        inputs.any_vectors(states, "states", self.embedding.embedding_dim, self.embedding.weight)
-        return self.embedding.logits(states) if self.head is None else self.head(states)
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Return logits (..., vocab_size) of hidden states (..., embed_dim)."""
+        input_checks.check_last_dim(hidden_states, "hidden_states", self.embedding.embedding_dim, self.embedding.weight)
+        return self.embedding.logits(hidden_states) if self.lm_head is None else self.lm_head(hidden_states)
 
-    def following(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """Scores (batch, vocabulary) of the next token; see `regard.nn.Writer`."""
-        return self.logits(self.states(inputs.token_rows(tokens, at_least=1), cache=cache)[:, -1])
+    def next_token_logits(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Return logits (batch, vocab_size) of the next token; see `regard.nn.CausalLM`."""
+        return self.logits(self.hidden_states(input_checks.check_token_batch(tokens, min_tokens=1), cache=cache)[:, -1])

@@ -1,189 +1,242 @@
-"""A decoder that looks at an image while it writes (after Flamingo: Alayrac and others, 2022).
+"""An image captioner: a decoder with gated cross-attention to an image, as in Flamingo (Alayrac et al., 2022).
 
-An encoder makes a vector of each patch of the image. Before each block of a language model stands a look at them,
-behind two gates:
+An image encoder maps each patch to a vector. Gated cross-attention precedes each block of a language model:
 
     y = x + tanh(α) · cross(norm(x), image)
     z = y + tanh(β) · feedforward(norm(y))
 
-At the beginning α = β = 0: both gates are closed, and the language model is exactly what it was.
+The gates start at α = β = 0, which leaves the language model unchanged.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.argument_types import check_types
-from regard.errors import SpecError
+from regard.errors import ArgumentError
+from regard.mask import MaskLike
 from regard.models.language import LanguageModel
-from regard.models.store import fit
+from regard.models.state_dict import load_state_dict
 from regard.models.vision import ImageEncoder
-from regard.nn import inputs
-from regard.nn.block import Block, Design, Looks
+from regard.nn import input_checks
+from regard.nn.block import Block, BlockAttentionResult, BlockConfig
 from regard.nn.cache import KeyValueCache, LayerCache
 from regard.nn.embedding import TokenEmbedding
 from regard.nn.feedforward import FeedForward
-from regard.nn.position import Position
+from regard.nn.position_encoding import PositionEncoding
 from regard.nn.transformer import Decoder
-from regard.result import Attended
+from regard.result import AttentionResult
 
 
-class Describer(nn.Module):
-    """tokens (batch, n) and images (batch, channels, height, width) in, logits (batch, n, vocabulary) out.
+class ImageCaptioner(nn.Module):
+    """A language model conditioned on an image: returns logits (batch, n, vocab_size).
 
-    logits[:, i] are about token i + 1. The `eye` reads the images; `layers` and `design` are the decoder's, as in
-    `LanguageModel`, and both have the same width.
+    The inputs are tokens (batch, n) and images (batch, channels, height, width). `logits[:, i]` predicts token i + 1.
+    `num_layers`, `block_config` and `position_encoding` configure the decoder, as in `LanguageModel`.
+    `vision_encoder` must have the same embed_dim as the decoder.
 
-    >>> from regard.nn import Learned, generate
-    >>> eye = ImageEncoder(image=(8, 8), patch=4, channels=1, layers=1, design=Design(width=64, heads=4))
-    >>> model = Describer(30, eye=eye, layers=2, design=Design(width=64, heads=4), position=Learned(16, 64))
+    >>> from regard.nn import LearnedPositionalEmbedding, generate
+    >>> config, position = BlockConfig(embed_dim=64, num_heads=4), LearnedPositionalEmbedding(16, 64)
+    >>> vision = ImageEncoder(image_size=(8, 8), patch_size=4, num_channels=1, num_layers=1, block_config=config)
+    >>> model = ImageCaptioner(
+    ...     30, vision_encoder=vision, num_layers=2, block_config=config, position_encoding=position
+    ... )
     >>> images = torch.randn(2, 1, 8, 8)
     >>> model(torch.tensor([[1, 2, 3], [1, 4, 5]]), images).shape
     torch.Size([2, 3, 30])
-    >>> generate(model.seeing(images), torch.tensor([[1], [1]]), most=5).shape
+    >>> generate(model.encode_images(images), torch.tensor([[1], [1]]), max_new_tokens=5).shape
     torch.Size([2, 5])
     """
 
     @check_types
     def __init__(
-        self, vocabulary: int, *, eye: ImageEncoder, layers: int, design: Design, position: Position | None
+        self,
+        vocab_size: int,
+        *,
+        vision_encoder: ImageEncoder,
+        num_layers: int,
+        block_config: BlockConfig,
+        position_encoding: PositionEncoding | None,
     ) -> None:
         super().__init__()
-        seen = eye.position.shape[-1]
-        if seen != design.width:
-            raise SpecError(f"the eye and the decoder must have the same width; got {seen} and {design.width}.")
-        self.eye = eye
-        self.embedding = TokenEmbedding(vocabulary, design.width)
-        self.decoder = SeeingDecoder(design, layers, position=position)
+        vision_dim = vision_encoder.position_embedding.shape[-1]
+        if vision_dim != block_config.embed_dim:
+            raise ArgumentError(
+                "vision_encoder and block_config must have the same embed_dim; got "
+                f"{vision_dim} and {block_config.embed_dim}."
+            )
+        self.vision_encoder = vision_encoder
+        self.embedding = TokenEmbedding(vocab_size, block_config.embed_dim)
+        self.decoder = FlamingoDecoder(block_config, num_layers, position_encoding=position_encoding)
 
     def forward(self, tokens: Tensor, images: Tensor) -> Tensor:
-        return self.seeing(images).logits(tokens)
+        return self.encode_images(images).logits(tokens)
 
-    def seeing(self, images: Tensor) -> "Seen":
-        """What the eye made of images, ready to be written about."""
-        return Seen(self, self.patches(images))
+    def encode_images(self, images: Tensor) -> "EncodedImages":
+        """Return the encoded images, which `regard.nn.generate` accepts as a model."""
+        return EncodedImages(self, self.image_features(images))
 
-    def attend(self, tokens: Tensor, images: Tensor) -> list[Looks]:
-        """The attention inside each layer of the decoder, kept open: `own` at the text, `memory` at the patches."""
-        return self.decoder.attend(self.embedding(inputs.token_rows(tokens)), self.patches(images))
+    def attention_with_weights(self, tokens: Tensor, images: Tensor) -> list[BlockAttentionResult]:
+        """Return the attention of each decoder layer; `cross_attention` is the attention to the patches."""
+        return self.decoder.attention_with_weights(
+            self.embedding(input_checks.check_token_batch(tokens)), self.image_features(images)
+        )
 
-    def patches(self, images: Tensor) -> Tensor:
-        """The vectors (batch, patches, width) that the text looks at, row by row."""
-        return self.eye.states(images)[:, 1:]  # the gathering token stands for no place in the image
+    def image_features(self, images: Tensor) -> Tensor:
+        """Return the vectors (batch, patches, embed_dim) that the text attends to, in row-major order."""
+        return self.vision_encoder.hidden_states(images)[:, 1:]  # without the CLS token
 
     def gates(self) -> Tensor:
-        """How far the gates are open, tanh(α) and tanh(β) for each layer: (layers, 2), from -1 to 1."""
-        return torch.stack([block.look.gates() for block in self.decoder.layers])  # type: ignore[operator, union-attr]  # all are `SeeingBlock`
+        """Return tanh(α) and tanh(β) of each layer: (num_layers, 2), from -1 to 1."""
+        return torch.stack([block.gated_cross_attn.gates() for block in self.decoder.layers])  # type: ignore[operator, union-attr]  # all are `FlamingoBlock`
 
     @check_types
-    def adopt(self, language: LanguageModel) -> None:
-        """Takes over every parameter of a language model of the same design, whose table also writes."""
-        rest = {name: t for name, t in self.state_dict().items() if name.startswith("eye.") or ".look." in name}
-        fit(self, {**language.state_dict(), **rest}, "the language model")
+    def load_language_model(self, language_model: LanguageModel) -> None:
+        """Copy the parameters of a language model with the same configuration and tied word embeddings."""
+        vision_state = {
+            name: tensor
+            for name, tensor in self.state_dict().items()
+            if name.startswith("vision_encoder.") or ".gated_cross_attn." in name
+        }
+        load_state_dict(self, {**language_model.state_dict(), **vision_state}, "the language model")
 
 
 @dataclass(eq=False)
-class Seen:
-    """Images that were looked over; a `regard.nn.Writer`."""
+class EncodedImages:
+    """Encoded images with their captioner; implements `regard.nn.CausalLM`.
 
-    describer: Describer
-    patches: Tensor
+    `image_features` is (batch, patches, embed_dim).
+    """
+
+    captioner: ImageCaptioner
+    image_features: Tensor
 
     def logits(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        return self.describer.embedding.logits(self._states(tokens, cache))
+        """Return logits (batch, n, vocab_size) of tokens (batch, n)."""
+        return self.captioner.embedding.logits(self._hidden_states(tokens, cache))
 
-    def following(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        return self.describer.embedding.logits(self._states(inputs.token_rows(tokens, at_least=1), cache)[:, -1])
+    def next_token_logits(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Return logits (batch, vocab_size) of the next token; see `regard.nn.CausalLM`."""
+        return self.captioner.embedding.logits(
+            self._hidden_states(input_checks.check_token_batch(tokens, min_tokens=1), cache)[:, -1]
+        )
 
-    def _states(self, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
-        describer = self.describer
-        inputs.token_rows(tokens)
-        times = inputs.copies(tokens, "tokens", len(self.patches))  # with beams each image occurs several times
-        patches = self.patches.repeat_interleave(times, 0)
-        return describer.decoder(describer.embedding(tokens), patches, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
-
-
-class SeeingDecoder(Decoder):
-    """A decoder with a gated look before each block. What it is given as memory are patches; without them it is the
-    plain decoder, and parameters that both have are named alike."""
-
-    def __init__(self, design: Design | Sequence[Design], layers: int, *, position: Position | None = None) -> None:
-        super().__init__(design, layers, position=position)
-        self.layers = nn.ModuleList(SeeingBlock(each) for each in self.designs)
+    def _hidden_states(self, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
+        captioner = self.captioner
+        input_checks.check_token_batch(tokens)
+        num_beams = input_checks.beams_per_source(tokens, "tokens", len(self.image_features))
+        features = self.image_features.repeat_interleave(num_beams, 0)
+        output: Tensor = captioner.decoder(captioner.embedding(tokens), features, cache=cache)
+        return output
 
 
-class SeeingBlock(Block):
-    """A block and the look before it; arguments as in `Block`, where the memory are patches."""
+class FlamingoDecoder(Decoder):
+    """A decoder with gated cross-attention before each block; the memory holds image features.
 
-    def __init__(self, design: Design) -> None:
-        super().__init__(design)
-        self.look = GatedLook(design)
+    Without a memory it computes the same as `Decoder`. The parameters of the blocks have the same names.
+    """
+
+    def __init__(
+        self,
+        block_config: BlockConfig | Sequence[BlockConfig],
+        num_layers: int,
+        *,
+        position_encoding: PositionEncoding | None = None,
+    ) -> None:
+        super().__init__(block_config, num_layers, position_encoding=position_encoding)
+        self.layers = nn.ModuleList(FlamingoBlock(config) for config in self.block_configs)
+
+
+class FlamingoBlock(Block):
+    """Gated cross-attention followed by a block; arguments as in `Block`, with image features as the memory."""
+
+    def __init__(self, block_config: BlockConfig) -> None:
+        super().__init__(block_config)
+        self.gated_cross_attn = GatedCrossAttention(block_config)
 
     def forward(
         self,
         x: Tensor,
         *,
         memory: Tensor | None = None,
-        mask: Any = None,
-        memory_mask: Any = None,
-        position: Position | None = None,
-        at: Tensor | None = None,
+        mask: MaskLike | None = None,
+        memory_mask: MaskLike | None = None,
+        position_encoding: PositionEncoding | None = None,
+        position_ids: Tensor | None = None,
         cache: LayerCache | None = None,
-        memory_cache: LayerCache | None = None,
+        cross_attention_cache: LayerCache | None = None,
     ) -> Tensor:
         if memory is not None:
-            x = self.look(x, memory, mask=memory_mask, cache=memory_cache)
-        return super().forward(x, mask=mask, position=position, at=at, cache=cache)
+            x = self.gated_cross_attn(x, memory, mask=memory_mask, cache=cross_attention_cache)
+        return super().forward(
+            x, mask=mask, position_encoding=position_encoding, position_ids=position_ids, cache=cache
+        )
 
-    def attend(
+    def attention_with_weights(
         self,
         x: Tensor,
         *,
         memory: Tensor | None = None,
-        mask: Any = None,
-        memory_mask: Any = None,
-        position: Position | None = None,
-        at: Tensor | None = None,
-    ) -> Looks:
+        mask: MaskLike | None = None,
+        memory_mask: MaskLike | None = None,
+        position_encoding: PositionEncoding | None = None,
+        position_ids: Tensor | None = None,
+    ) -> BlockAttentionResult:
         if memory is None:
-            return super().attend(x, mask=mask, position=position, at=at)
-        after = self.look(x, memory, mask=memory_mask)
-        own = super().attend(after, mask=mask, position=position, at=at).own
-        return Looks(own, self.look.attend(x, memory, mask=memory_mask))
+            return super().attention_with_weights(
+                x, mask=mask, position_encoding=position_encoding, position_ids=position_ids
+            )
+        block_input = self.gated_cross_attn(x, memory, mask=memory_mask)
+        result = super().attention_with_weights(
+            block_input, mask=mask, position_encoding=position_encoding, position_ids=position_ids
+        )
+        return BlockAttentionResult(
+            result.self_attention, self.gated_cross_attn.attention_with_weights(x, memory, mask=memory_mask)
+        )
 
 
-class GatedLook(nn.Module):
-    """x (batch, n, width) in and out, with as much of patches (batch, m, width) as the gates let through.
+class GatedCrossAttention(nn.Module):
+    """Cross-attention and a feed-forward network, each multiplied by a learned gate that starts at 0.
 
-    >>> look = GatedLook(Design(width=64, heads=4))
-    >>> x, patches = torch.randn(2, 3, 64), torch.randn(2, 16, 64)
-    >>> torch.equal(look(x, patches), x)
+    x (batch, n, embed_dim) attends to image_features (batch, m, embed_dim).
+
+    >>> layer = GatedCrossAttention(BlockConfig(embed_dim=64, num_heads=4))
+    >>> x, image_features = torch.randn(2, 3, 64), torch.randn(2, 16, 64)
+    >>> torch.equal(layer(x, image_features), x)
     True
     """
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, block_config: BlockConfig) -> None:
         super().__init__()
-        self.norm1, self.norm2 = design.norm_layer(), design.norm_layer()
-        self.attention = design.attention_layer()
+        self.norm1, self.norm2 = block_config.norm_layer(), block_config.norm_layer()
+        self.cross_attn = block_config.attention_layer()
         self.feedforward = FeedForward(
-            design.width, design.hidden, activation=design.activation, bias=design.bias, dropout=design.dropout
+            block_config.embed_dim,
+            block_config.ffn_dim,
+            activation=block_config.activation,
+            bias=block_config.bias,
+            dropout=block_config.dropout,
         )
-        self.dropout = nn.Dropout(design.dropout)
+        self.dropout = nn.Dropout(block_config.dropout)
         self.alpha, self.beta = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
-    def forward(self, x: Tensor, patches: Tensor, *, mask: Any = None, cache: LayerCache | None = None) -> Tensor:
-        seen = self.attention(self.norm1(x), patches, mask=mask, cache=cache)
+    def forward(
+        self, x: Tensor, image_features: Tensor, *, mask: MaskLike | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        attended = self.cross_attn(self.norm1(x), image_features, mask=mask, cache=cache)
         alpha, beta = self.gates()
-        y = x + alpha * self.dropout(seen)
-        return y + beta * self.dropout(self.feedforward(self.norm2(y)))  # type: ignore[no-any-return]  # modules are untyped
+        y = x + alpha * self.dropout(attended)
+        output: Tensor = y + beta * self.dropout(self.feedforward(self.norm2(y)))
+        return output
 
     def gates(self) -> Tensor:
-        """How far they are open: (tanh(α), tanh(β))."""
+        """Return tanh(α) and tanh(β), (2,)."""
         return torch.tanh(torch.stack((self.alpha, self.beta)))
 
-    def attend(self, x: Tensor, patches: Tensor, *, mask: Any = None) -> Attended:
-        """The attention to the patches, kept open."""
-        return self.attention.attend(self.norm1(x), patches, mask=mask)
+    def attention_with_weights(
+        self, x: Tensor, image_features: Tensor, *, mask: MaskLike | None = None
+    ) -> AttentionResult[Tensor]:
+        """Return the attention to the image features with its weights."""
+        return self.cross_attn.attention_with_weights(self.norm1(x), image_features, mask=mask)

@@ -1,13 +1,13 @@
-"""A recurrent translator: a GRU reads the source, a GRU writes the target, with attention between them or without.
+"""A recurrent translator: a GRU encoder and a GRU decoder, with or without attention.
 
-m_j = [forwards_j; backwards_j]                    the encoder's states: two GRUs read in both directions
-s_0 = c_0 = [forwards_n; backwards_1]              the last state of each
-s_i = GRU([target_i; c_{i-1}], s_{i-1})            the decoder's states
+m_j = [forward_j; backward_j]                      encoder states: GRUs in both directions
+s_0 = c_0 = [forward_n; backward_1]                the last state of each direction
+s_i = GRU([target_i; c_{i-1}], s_{i-1})            decoder states
 logits_i = W [s_i; c_i]
 
-without attention    c_i = c_0: one vector, however long the source is                     (Cho and others, 2014)
-with attention       c_i = sum_j a_ij m_j, where a_i says which m_j the state s_i looks at: u·tanh(W_q s + W_k m)
-                     (Bahdanau, Cho and Bengio, 2015), s·m or s·W m (Luong, Pham and Manning, 2015)
+without attention    c_i = c_0: a fixed-size context, whatever the length of the source (Cho et al., 2014)
+with attention       c_i = sum_j a_ij m_j, where a_i is the softmax of the scores of s_i: u·tanh(W_q s + W_k m)
+                     (Bahdanau et al., 2015), s·m or s·W m (Luong et al., 2015)
 """
 
 import math
@@ -19,100 +19,105 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard import checks
 from regard.argument_types import check_types
-from regard.errors import SpecError
-from regard.mechanism.recurrent import Context, bahdanau, luong_dot, luong_general
-from regard.nn import inputs
+from regard.errors import ArgumentError
+from regard.mechanisms.seq2seq import ContextVectors, bahdanau, luong_dot, luong_general
+from regard.nn import input_checks
 from regard.nn.cache import KeyValueCache
 
 ALIGNMENTS = ("bahdanau", "luong_dot", "luong_general")
 
 
 class RecurrentTranslator(nn.Module):
-    """source (batch, n) and target (batch, m) tokens in, logits (batch, m, vocabulary) of the next target tokens out.
+    """A recurrent encoder-decoder model: returns logits (batch, m, vocab_size) of the next target tokens.
 
-    `vocabularies` are the numbers of source and target tokens. `width` is that of all vectors, an even number: half for
-    each direction of the encoder. `attention` is one of `ALIGNMENTS`, or None for a decoder that knows the source by
-    the encoder's last states alone. `lengths` says how many tokens of each source are real.
+    The inputs are source (batch, n) and target (batch, m) tokens; `lengths` (batch,) are the source lengths without
+    padding. `vocab_sizes` are the sizes of the source and target vocabularies. `hidden_size` must be even: each
+    direction of the encoder has half of it. `attention` is "bahdanau", "luong_dot" or "luong_general". With None the
+    decoder receives only the last encoder states.
 
     >>> from regard.nn import generate
-    >>> model = RecurrentTranslator((50, 30), width=32)
+    >>> model = RecurrentTranslator((50, 30), hidden_size=32)
     >>> source, target = torch.tensor([[4, 5, 6, 0], [7, 8, 0, 0]]), torch.tensor([[1, 2], [1, 3]])
-    >>> reading = model.reading(source, lengths=torch.tensor([3, 2]))
-    >>> reading.logits(target).shape, generate(reading, target[:, :1], most=5).shape
+    >>> encoded = model.encode_source(source, lengths=torch.tensor([3, 2]))
+    >>> encoded.logits(target).shape, generate(encoded, target[:, :1], max_new_tokens=5).shape
     (torch.Size([2, 2, 30]), torch.Size([2, 5]))
-    >>> weights = reading.attend(target)
-    >>> weights.shape, weights[1, :, 2:].sum()  # what is not real is not looked at
+    >>> weights = encoded.attention_weights(target)
+    >>> weights.shape, weights[1, :, 2:].sum()  # padding has no weight
     (torch.Size([2, 2, 4]), tensor(0., grad_fn=<SumBackward0>))
     """
 
     @check_types
-    def __init__(self, vocabularies: tuple[int, int], *, width: int, attention: str | None = "bahdanau") -> None:
+    def __init__(self, vocab_sizes: tuple[int, int], *, hidden_size: int, attention: str | None = "bahdanau") -> None:
         super().__init__()
         if attention is not None and attention not in ALIGNMENTS:
-            raise SpecError(f"attention must be one of {', '.join(ALIGNMENTS)}, or None; got {attention!r}.")
-        checks.parameter("decoder.weight_ih", 3 * checks.size(width, "width"), 2 * width)
-        for vocabulary in vocabularies:
-            checks.parameter("embedding", checks.size(vocabulary, "vocabularies"), width)
-        if width % 2:
-            raise SpecError(f"width must be even, half for each direction of the encoder; got {width}.")
-        self.source_embedding = nn.Embedding(vocabularies[0], width)
-        self.target_embedding = nn.Embedding(vocabularies[1], width)
-        self.encoder = nn.GRU(width, width // 2, batch_first=True, bidirectional=True)
-        self.decoder = nn.GRUCell(2 * width, width)
-        self.alignment = None if attention is None else Alignment(attention, width)
-        self.head = nn.Linear(2 * width, vocabularies[1])
+            raise ArgumentError(f"attention must be one of {', '.join(ALIGNMENTS)}, or None; got {attention!r}.")
+        checks.parameter_size("decoder.weight_ih", 3 * checks.size(hidden_size, "hidden_size"), 2 * hidden_size)
+        for vocab_size in vocab_sizes:
+            checks.parameter_size("embedding", checks.size(vocab_size, "vocab_sizes"), hidden_size)
+        if hidden_size % 2:
+            raise ArgumentError(
+                f"hidden_size must be even, since each encoder direction has half of it; got {hidden_size}."
+            )
+        self.source_embedding = nn.Embedding(vocab_sizes[0], hidden_size)
+        self.target_embedding = nn.Embedding(vocab_sizes[1], hidden_size)
+        self.encoder = nn.GRU(hidden_size, hidden_size // 2, batch_first=True, bidirectional=True)
+        self.decoder = nn.GRUCell(2 * hidden_size, hidden_size)
+        self.alignment = None if attention is None else Alignment(attention, hidden_size)
+        self.output_proj = nn.Linear(2 * hidden_size, vocab_sizes[1])
 
     def forward(self, source: Tensor, target: Tensor, *, lengths: Tensor | None = None) -> Tensor:
-        return self.reading(source, lengths).logits(target)
+        return self.encode_source(source, lengths).logits(target)
 
-    def reading(self, source: Tensor, lengths: Tensor | None = None) -> "Reading":
-        """What the encoder made of a source, ready to be written from."""
+    def encode_source(self, source: Tensor, lengths: Tensor | None = None) -> "RecurrentEncodedSource":
+        """Return the encoded source, which `regard.nn.generate` accepts as a model."""
         _check_tokens(source, "source", self.source_embedding)
         batch, n = source.shape
         if lengths is not None:
-            checks.tensor(lengths, "lengths", dtype="integers")
+            checks.tensor(lengths, "lengths", dtype_kind="integers")
         if batch == 0:
-            raise SpecError("source must have at least one batch element; got none.")
-        real = torch.full((batch,), n) if lengths is None else lengths.cpu()
-        if tuple(real.shape) != (batch,) or not bool(((real >= 1) & (real <= n)).all()):
-            raise SpecError(
-                f"lengths must hold a number from 1 to {n} for each of {batch} sources; got {real.tolist()}."
+            raise ArgumentError("source must have at least one batch element; got none.")
+        cpu_lengths = torch.full((batch,), n) if lengths is None else lengths.cpu()
+        if tuple(cpu_lengths.shape) != (batch,) or not bool(((cpu_lengths >= 1) & (cpu_lengths <= n)).all()):
+            raise ArgumentError(
+                f"lengths must hold a number from 1 to {n} for each of {batch} sources; got {cpu_lengths.tolist()}."
             )
-        packed = pack_padded_sequence(self.source_embedding(source), real, batch_first=True, enforce_sorted=False)
-        states, last = self.encoder(packed)
+        packed = pack_padded_sequence(
+            self.source_embedding(source), cpu_lengths, batch_first=True, enforce_sorted=False
+        )
+        states, final_states = self.encoder(packed)
         memory, _ = pad_packed_sequence(states, batch_first=True, total_length=n)
-        return Reading(self, memory, last.transpose(0, 1).flatten(1), lengths)
+        return RecurrentEncodedSource(self, memory, final_states.transpose(0, 1).flatten(1), lengths)
 
 
 def _check_tokens(tokens: Tensor, name: str, embedding: nn.Embedding) -> None:
-    inputs.token_rows(tokens, name, at_least=1)
+    input_checks.check_token_batch(tokens, name, min_tokens=1)
     if torch.compiler.is_compiling() or not tokens.numel():
         return
-    least, most = (int(end) for end in tokens.aminmax())
-    if least < 0 or most >= embedding.num_embeddings:
-        raise SpecError(f"{name} must be from 0 to {embedding.num_embeddings - 1}; got {least} to {most}.")
+    smallest, largest = (int(token) for token in tokens.aminmax())
+    if smallest < 0 or largest >= embedding.num_embeddings:
+        raise ArgumentError(f"{name} must be from 0 to {embedding.num_embeddings - 1}; got {smallest} to {largest}.")
 
 
 class Alignment(nn.Module):
-    """Which of the encoder's states a state of the decoder looks at; `kind` is one of `ALIGNMENTS`.
+    """Attention from a decoder state to the encoder states; `kind` is one of `ALIGNMENTS`.
 
-    See `regard.mechanism.recurrent` for the formulas.
+    See `regard.mechanisms.seq2seq` for the formulas.
     """
 
-    def __init__(self, kind: str, width: int) -> None:
+    def __init__(self, kind: str, hidden_size: int) -> None:
         super().__init__()
         self.kind = kind
-        spread = 1.0 / math.sqrt(width)
+        std = 1.0 / math.sqrt(hidden_size)
         if kind == "bahdanau":
-            self.w_q = nn.Parameter(spread * torch.randn(width, width))
-            self.w_k = nn.Parameter(spread * torch.randn(width, width))
-            self.u = nn.Parameter(spread * torch.randn(width))
-            self.bias = nn.Parameter(torch.zeros(width))
+            self.w_q = nn.Parameter(std * torch.randn(hidden_size, hidden_size))
+            self.w_k = nn.Parameter(std * torch.randn(hidden_size, hidden_size))
+            self.u = nn.Parameter(std * torch.randn(hidden_size))
+            self.bias = nn.Parameter(torch.zeros(hidden_size))
         elif kind == "luong_general":
-            self.w = nn.Parameter(spread * torch.randn(width, width))
+            self.w = nn.Parameter(std * torch.randn(hidden_size, hidden_size))
 
-    def look(self, state: Tensor, memory: Tensor, lengths: Tensor | None) -> Context:
-        """From a state (batch, width) at the memory (batch, n, width), one step."""
+    def forward(self, state: Tensor, memory: Tensor, lengths: Tensor | None) -> ContextVectors:
+        """Return the context vectors of a state (batch, hidden_size) over the memory (batch, n, hidden_size)."""
         h = state.unsqueeze(1)
         if self.kind == "luong_dot":
             return luong_dot(h, memory, lengths=lengths)
@@ -122,78 +127,86 @@ class Alignment(nn.Module):
 
 
 @dataclass(eq=False)
-class Reading:
-    """A source that was read; a `regard.nn.Writer`.
+class RecurrentEncodedSource:
+    """An encoded source with its translator; implements `regard.nn.CausalLM`.
 
-    `memory` (batch, n, width) holds the encoder's states, `last` (batch, width) those after all of the source was read.
+    `memory` (batch, n, hidden_size) holds the encoder states, and `final_state` (batch, hidden_size) the last state of
+    each direction.
     """
 
     translator: RecurrentTranslator
     memory: Tensor
-    last: Tensor
+    final_state: Tensor
     lengths: Tensor | None
 
     def logits(self, target: Tensor) -> Tensor:
-        """Scores (batch, m, vocabulary) of what follows each of the target's tokens (batch, m)."""
-        return self._walk(target, self.last, self.last).logits
+        """Return logits (batch, m, vocab_size) of the token after each token of the target (batch, m)."""
+        return self._decode_steps(target, self.final_state, self.final_state).logits
 
-    def attend(self, target: Tensor) -> Tensor:
-        """Weights (batch, m, n): where in the source the decoder looks after each of the target's tokens, to write the
-        next."""
+    def attention_weights(self, target: Tensor) -> Tensor:
+        """Return the attention weights (batch, m, n) over the source after each token of the target."""
         if self.translator.alignment is None:
-            raise SpecError(
-                "weights must come from a translator with attention; got one with attention=None. "
+            raise ArgumentError(
+                "attention_weights needs a translator with attention; got attention=None. "
                 f"Use one of {', '.join(ALIGNMENTS)}."
             )
-        return torch.cat([look.weights for look in self._walk(target, self.last, self.last).looks], 1)
+        steps = self._decode_steps(target, self.final_state, self.final_state)
+        return torch.cat([context.weights for context in steps.attentions], 1)
 
-    def following(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """Scores (batch, vocabulary) of the next token; the cache keeps the decoder's states and contexts."""
-        kept = cache[0]
-        if cache.padding is not None or (cache.length and not kept.kept):
-            raise SpecError(
-                "a recurrent decoder goes on from its last state, and begins with prompts of one length; "
-                f"got a cache with padding={cache.padding} and window={cache.window}. Leave lengths out, and use a "
-                "window of 2 or more."
+    def next_token_logits(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Return logits (batch, vocab_size) of the next token; the cache holds decoder states and context vectors."""
+        layer_cache = cache[0]
+        if cache.left_padding is not None or (cache.length and not layer_cache.num_cached_tokens):
+            raise ArgumentError(
+                "a recurrent decoder needs its last state and prompts of equal length; got a cache with "
+                f"left_padding={cache.left_padding} and sliding_window={cache.sliding_window}. Omit prompt_lengths, "
+                "and use a sliding_window of at least 2."
             )
-        inputs.token_rows(tokens)
-        reading = self._times(inputs.copies(tokens, "tokens", len(self.last)))
-        begin = [x[:, 0, -1] for x in kept.rows()] if cache.length else [reading.last, reading.last]
-        walk = reading._walk(tokens, *begin)
-        kept.append(walk.states.unsqueeze(1), walk.contexts.unsqueeze(1))
-        return walk.logits[:, -1]
+        input_checks.check_token_batch(tokens)
+        encoded = self._repeat_for_beams(input_checks.beams_per_source(tokens, "tokens", len(self.final_state)))
+        if cache.length:
+            state, context = (x[:, 0, -1] for x in layer_cache.tensors())
+        else:
+            state, context = encoded.final_state, encoded.final_state
+        steps = encoded._decode_steps(tokens, state, context)
+        layer_cache.append(steps.states.unsqueeze(1), steps.contexts.unsqueeze(1))
+        return steps.logits[:, -1]
 
-    def _times(self, times: int) -> "Reading":
-        """With beams each source is there several times."""
-        if times == 1:
+    def _repeat_for_beams(self, num_beams: int) -> "RecurrentEncodedSource":
+        """Return this source with each batch element repeated `num_beams` times."""
+        if num_beams == 1:
             return self
-        lengths = None if self.lengths is None else self.lengths.repeat_interleave(times)
-        memory, last = (x.repeat_interleave(times, 0) for x in (self.memory, self.last))
-        return replace(self, memory=memory, last=last, lengths=lengths)
+        lengths = None if self.lengths is None else self.lengths.repeat_interleave(num_beams)
+        memory, final_state = (x.repeat_interleave(num_beams, 0) for x in (self.memory, self.final_state))
+        return replace(self, memory=memory, final_state=final_state, lengths=lengths)
 
-    def _walk(self, target: Tensor, state: Tensor, context: Tensor) -> "Walk":
-        """The decoder's way over a target's tokens, from a state and a context."""
+    def _decode_steps(self, target: Tensor, state: Tensor, context: Tensor) -> "DecoderSteps":
+        """Run the decoder over a target (batch, m), starting from a state and a context (batch, hidden_size)."""
         translator = self.translator
         _check_tokens(target, "target", translator.target_embedding)
         if len(target) != len(state):
-            raise SpecError(f"target must have {len(state)} batch elements, as the source; got {len(target)}.")
-        states, contexts, looks = [], [], []
+            raise ArgumentError(f"target must have {len(state)} batch elements like the source; got {len(target)}.")
+        states, contexts, attentions = [], [], []
         for token in translator.target_embedding(target).unbind(1):
             state = translator.decoder(torch.cat((token, context), -1), state)
             if translator.alignment is not None:
-                looks.append(translator.alignment.look(state, self.memory, self.lengths))
-                context = looks[-1].output.squeeze(1)
+                attentions.append(translator.alignment.forward(state, self.memory, self.lengths))
+                context = attentions[-1].output.squeeze(1)
             states.append(state)
             contexts.append(context)
-        both = torch.stack(states, 1), torch.stack(contexts, 1)
-        return Walk(*both, looks, translator.head(torch.cat(both, -1)))
+        states_and_contexts = torch.stack(states, 1), torch.stack(contexts, 1)
+        logits = translator.output_proj(torch.cat(states_and_contexts, -1))
+        return DecoderSteps(*states_and_contexts, attentions, logits)
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
-    """`states` and `contexts` (batch, m, width), the attention of each step, if there was any, and the `logits`."""
+class DecoderSteps:
+    """The outputs of decoder steps: `states` and `contexts` (batch, m, hidden_size), and `logits`.
+
+    `attentions` has an entry per step, and is empty without attention.
+    """
 
     states: Tensor
     contexts: Tensor
-    looks: list[Context]
+    attentions: list[ContextVectors]
     logits: Tensor

@@ -1,81 +1,94 @@
-"""A translator: an encoder reads the source, a decoder writes the target and looks at what was read."""
+"""A translator: an encoder-decoder transformer from source tokens to target tokens."""
 
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from regard.argument_types import check_types
-from regard.nn import inputs
-from regard.nn.block import Design
+from regard.mask import padding
+from regard.nn import input_checks
+from regard.nn.block import BlockConfig
 from regard.nn.cache import KeyValueCache
 from regard.nn.embedding import TokenEmbedding
-from regard.nn.position import Position
+from regard.nn.position_encoding import PositionEncoding
 from regard.nn.transformer import Transformer
-from regard.spec.mask import padding
 
 
 class Translator(nn.Module):
-    """source (batch, n) and target (batch, m) tokens in, logits (batch, m, vocabulary) of the next target tokens out.
+    """An encoder-decoder transformer: returns logits (batch, m, vocab_size) of the next target tokens.
 
-    `vocabularies` are the numbers of source and target tokens. `lengths` says how many tokens of each source are real.
+    The inputs are source (batch, n) and target (batch, m) tokens; `lengths` (batch,) are the source lengths without
+    padding. `vocab_sizes` are the sizes of the source and target vocabularies, and `position_encodings` are those of
+    encoder and decoder.
 
     >>> import torch
-    >>> from regard.nn import Sinusoidal, generate
-    >>> positions = Sinusoidal(64), Sinusoidal(64)
-    >>> model = Translator((50, 30), layers=2, design=Design(width=64, heads=4), positions=positions)
+    >>> from regard.nn import SinusoidalPositionalEmbedding, generate
+    >>> config = BlockConfig(embed_dim=64, num_heads=4)
+    >>> positions = SinusoidalPositionalEmbedding(64), SinusoidalPositionalEmbedding(64)
+    >>> model = Translator((50, 30), num_layers=2, block_config=config, position_encodings=positions)
     >>> source = torch.tensor([[4, 5, 6, 0], [7, 8, 0, 0]])
     >>> model(source, torch.tensor([[1, 2], [1, 3]]), lengths=torch.tensor([3, 2])).shape
     torch.Size([2, 2, 30])
-    >>> generate(model.reading(source), torch.tensor([[1], [1]]), most=5).shape
+    >>> generate(model.encode_source(source), torch.tensor([[1], [1]]), max_new_tokens=5).shape
     torch.Size([2, 5])
     """
 
     @check_types
     def __init__(
         self,
-        vocabularies: tuple[int, int],
+        vocab_sizes: tuple[int, int],
         *,
-        layers: int,
-        design: Design,
-        positions: tuple[Position | None, Position | None],
+        num_layers: int,
+        block_config: BlockConfig,
+        position_encodings: tuple[PositionEncoding | None, PositionEncoding | None],
     ) -> None:
         super().__init__()
-        self.source_embedding = TokenEmbedding(vocabularies[0], design.width, scaled=True)
-        self.target_embedding = TokenEmbedding(vocabularies[1], design.width, scaled=True)
-        self.transformer = Transformer(design, layers, encoder_position=positions[0], decoder_position=positions[1])
+        self.source_embedding = TokenEmbedding(vocab_sizes[0], block_config.embed_dim, scale_embedding=True)
+        self.target_embedding = TokenEmbedding(vocab_sizes[1], block_config.embed_dim, scale_embedding=True)
+        self.transformer = Transformer(
+            block_config,
+            num_layers,
+            encoder_position_encoding=position_encodings[0],
+            decoder_position_encoding=position_encodings[1],
+        )
 
     def forward(self, source: Tensor, target: Tensor, *, lengths: Tensor | None = None) -> Tensor:
-        return self.reading(source, lengths).logits(target)
+        return self.encode_source(source, lengths).logits(target)
 
-    def reading(self, source: Tensor, lengths: Tensor | None = None) -> "Reading":
-        """What the encoder made of a source, ready to be written from."""
-        inputs.token_rows(source, "source")
-        real = None if lengths is None else padding(inputs.lengths(lengths, *source.shape))
-        memory = self.transformer.encoder(self.source_embedding(source), mask=real)
-        return Reading(self, memory, lengths)
+    def encode_source(self, source: Tensor, lengths: Tensor | None = None) -> "EncodedSource":
+        """Return the encoded source, which `regard.nn.generate` accepts as a model."""
+        input_checks.check_token_batch(source, "source")
+        mask = None if lengths is None else padding(input_checks.check_lengths(lengths, *source.shape))
+        memory = self.transformer.encoder(self.source_embedding(source), mask=mask)
+        return EncodedSource(self, memory, lengths)
 
 
 @dataclass(eq=False)
-class Reading:
-    """A source that was read, and which of it is real; a `regard.nn.Writer`."""
+class EncodedSource:
+    """An encoded source with its translator; implements `regard.nn.CausalLM`.
+
+    `memory` (batch, n, embed_dim) is the output of the encoder, and `lengths` (batch,) are the source lengths.
+    """
 
     translator: Translator
     memory: Tensor
     lengths: Tensor | None
 
     def logits(self, target: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        states = self._states(target, cache)
-        return self.translator.target_embedding.logits(states)
+        """Return logits (batch, m, vocab_size) of the token after each target token."""
+        return self.translator.target_embedding.logits(self._hidden_states(target, cache))
 
-    def following(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        return self.translator.target_embedding.logits(self._states(tokens, cache)[:, -1])
+    def next_token_logits(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Return logits (batch, vocab_size) of the next token; see `regard.nn.CausalLM`."""
+        return self.translator.target_embedding.logits(self._hidden_states(tokens, cache)[:, -1])
 
-    def _states(self, target: Tensor, cache: KeyValueCache | None) -> Tensor:
+    def _hidden_states(self, target: Tensor, cache: KeyValueCache | None) -> Tensor:
         translator = self.translator
-        inputs.token_rows(target, "target")
-        times = inputs.copies(target, "target", len(self.memory))  # with beams each source occurs several times
-        memory = self.memory.repeat_interleave(times, 0)
-        real = None if self.lengths is None else padding(self.lengths.repeat_interleave(times))
-        return translator.transformer.decoder(  # type: ignore[no-any-return]  # modules are untyped
-            translator.target_embedding(target), memory, memory_mask=real, cache=cache
+        input_checks.check_token_batch(target, "target")
+        num_beams = input_checks.beams_per_source(target, "target", len(self.memory))
+        memory = self.memory.repeat_interleave(num_beams, 0)
+        mask = None if self.lengths is None else padding(self.lengths.repeat_interleave(num_beams))
+        output: Tensor = translator.transformer.decoder(
+            translator.target_embedding(target), memory, memory_mask=mask, cache=cache
         )
+        return output

@@ -1,4 +1,4 @@
-"""A vision transformer: an image is cut into patches, and each patch is a token (Dosovitskiy and others, 2020)."""
+"""A vision transformer: each patch of an image is a token (Dosovitskiy et al., 2020)."""
 
 import torch
 from torch import Tensor, nn
@@ -6,82 +6,112 @@ from torch.nn.functional import interpolate
 
 from regard import checks
 from regard.argument_types import check_types
-from regard.errors import SpecError
-from regard.nn import inputs
-from regard.nn.block import Design, Looks
+from regard.errors import ArgumentError
+from regard.nn import input_checks
+from regard.nn.block import BlockAttentionResult, BlockConfig
 from regard.nn.transformer import Encoder
 
 
 class ImageEncoder(nn.Module):
-    """images (batch, channels, height, width) in, vectors (batch, 1 + patches, width) out, row by row.
+    """An image encoder: maps images (batch, channels, height, width) to hidden states (batch, 1 + patches, embed_dim).
 
-    The first of them belongs to no patch: it is a token that gathers what is known about the whole image. Positions are
-    learned for images of size `image` and stretched for others.
+    The CLS token comes first, then the patches in row-major order. Position embeddings are learned for images of
+    `image_size` (height, width) and interpolated for other sizes. Patches are `patch_size` by `patch_size` pixels.
 
-    >>> eye = ImageEncoder(image=(8, 8), patch=2, channels=1, layers=2, design=Design(32, heads=4))
-    >>> eye(torch.randn(5, 1, 8, 8)).shape
+    >>> config = BlockConfig(32, num_heads=4)
+    >>> encoder = ImageEncoder(image_size=(8, 8), patch_size=2, num_channels=1, num_layers=2, block_config=config)
+    >>> encoder(torch.randn(5, 1, 8, 8)).shape
     torch.Size([5, 17, 32])
     """
 
     @check_types
-    def __init__(self, *, image: tuple[int, int], patch: int, channels: int, layers: int, design: Design) -> None:
+    def __init__(
+        self,
+        *,
+        image_size: tuple[int, int],
+        patch_size: int,
+        num_channels: int,
+        num_layers: int,
+        block_config: BlockConfig,
+    ) -> None:
         super().__init__()
-        for name, size in (("image", image[0]), ("image", image[1]), ("patch", patch), ("channels", channels)):
+        for name, size in (
+            ("image_size", image_size[0]),
+            ("image_size", image_size[1]),
+            ("patch_size", patch_size),
+            ("num_channels", num_channels),
+        ):
             checks.size(size, name)
-        checks.parameter("patches.weight", design.width, channels, patch, patch)
-        checks.parameter("position", image[0] // patch * (image[1] // patch), design.width)
-        if image[0] % patch or image[1] % patch:
-            raise SpecError(f"patch must divide the image's height and width; got {patch} and {image}.")
-        self.patch = patch
-        self.grid = (image[0] // patch, image[1] // patch)
-        self.patches = nn.Conv2d(channels, design.width, patch, stride=patch)
-        self.gathering = nn.Parameter(torch.zeros(1, design.width))
-        # vectors of length 1: shorter ones are hardly seen beside those of patches, and training waits for them to grow
-        length = design.width**-0.5
-        self.position = nn.Parameter(length * torch.randn(1 + self.grid[0] * self.grid[1], design.width))
-        self.dropout = nn.Dropout(design.dropout)
-        self.encoder = Encoder(design, layers)
+        checks.parameter_size("patch_embedding.weight", block_config.embed_dim, num_channels, patch_size, patch_size)
+        checks.parameter_size(
+            "position_embedding", image_size[0] // patch_size * (image_size[1] // patch_size), block_config.embed_dim
+        )
+        if image_size[0] % patch_size or image_size[1] % patch_size:
+            raise ArgumentError(
+                f"patch_size must divide both numbers of image_size; got patch_size={patch_size}, "
+                f"image_size={image_size}."
+            )
+        self.patch_size = patch_size
+        self.grid_size = (image_size[0] // patch_size, image_size[1] // patch_size)
+        self.patch_embedding = nn.Conv2d(num_channels, block_config.embed_dim, patch_size, stride=patch_size)
+        self.cls_token = nn.Parameter(torch.zeros(1, block_config.embed_dim))
+        # vectors of norm 1: smaller ones would be negligible beside the patch embeddings and slow down training
+        std = block_config.embed_dim**-0.5
+        self.position_embedding = nn.Parameter(
+            std * torch.randn(1 + self.grid_size[0] * self.grid_size[1], block_config.embed_dim)
+        )
+        self.dropout = nn.Dropout(block_config.dropout)
+        self.encoder = Encoder(block_config, num_layers)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.states(images)
+        return self.hidden_states(images)
 
-    def states(self, images: Tensor) -> Tensor:
-        """Vectors (batch, 1 + patches, width), the gathering token's first."""
-        return self.encoder(self.tokens(images))  # type: ignore[no-any-return]  # modules are untyped
+    def hidden_states(self, images: Tensor) -> Tensor:
+        """Return the hidden states (batch, 1 + patches, embed_dim), CLS token first."""
+        output: Tensor = self.encoder(self.embed_images(images))
+        return output
 
-    def attend(self, images: Tensor) -> list[Looks]:
-        """The attention inside each layer, kept open."""
-        return self.encoder.attend(self.tokens(images))
+    def attention_with_weights(self, images: Tensor) -> list[BlockAttentionResult]:
+        """Return the attention of each layer with its weights."""
+        return self.encoder.attention_with_weights(self.embed_images(images))
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """What the encoder is given: (batch, 1 + patches, width), patches row by row."""
-        channels = self.patches.in_channels
-        checks.tensor(images, "images", shape=("batch", channels, "height", "width"), dtype="floats")
-        inputs.same_dtype(images, "images", self.patches.weight)
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Return the input of the encoder (batch, 1 + patches, embed_dim), CLS token first."""
+        channels = self.patch_embedding.in_channels
+        checks.tensor(images, "images", shape=("batch", channels, "height", "width"), dtype_kind="floats")
+        input_checks.check_layer_dtype(images, "images", self.patch_embedding.weight)
         size = tuple(images.shape[-2:])
-        if min(size) < self.patch:
-            raise SpecError(f"images must have at least one patch of {self.patch} x {self.patch}; got {size}.")
-        if size[0] % self.patch or size[1] % self.patch:
-            raise SpecError(f"patches of {self.patch} must divide the images' height and width; got {size}.")
-        x = self.patches(images)
+        if min(size) < self.patch_size:
+            raise ArgumentError(
+                f"images must have at least one patch of {self.patch_size} x {self.patch_size}; got {size}."
+            )
+        if size[0] % self.patch_size or size[1] % self.patch_size:
+            raise ArgumentError(
+                f"patch_size={self.patch_size} must divide the height and width of the images; got {size}."
+            )
+        x = self.patch_embedding(images)
         grid = (x.shape[-2], x.shape[-1])
         x = x.flatten(2).mT
-        first = self.gathering.expand(len(x), -1, -1)
-        return self.dropout(torch.cat((first, x), dim=1) + self._positions(grid))  # type: ignore[no-any-return]  # modules are untyped
+        cls_token = self.cls_token.expand(len(x), -1, -1)
+        output: Tensor = self.dropout(torch.cat((cls_token, x), dim=1) + self._interpolate_position_embedding(grid))
+        return output
 
-    def _positions(self, grid: tuple[int, int]) -> Tensor:
-        if grid == self.grid:
-            return self.position
-        first, rest = self.position[:1], self.position[1:]
-        image = rest.mT.unflatten(1, self.grid).unsqueeze(0)
-        stretched = interpolate(image, size=grid, mode="bicubic", align_corners=False)
-        return torch.cat((first, stretched[0].flatten(1).mT))
+    def _interpolate_position_embedding(self, grid_size: tuple[int, int]) -> Tensor:
+        if grid_size == self.grid_size:
+            return self.position_embedding
+        cls_embedding, patch_embeddings = self.position_embedding[:1], self.position_embedding[1:]
+        grid = patch_embeddings.mT.unflatten(1, self.grid_size).unsqueeze(0)
+        resized = interpolate(grid, size=grid_size, mode="bicubic", align_corners=False)
+        return torch.cat((cls_embedding, resized[0].flatten(1).mT))
 
 
 class VisionTransformer(ImageEncoder):
-    """images (batch, channels, height, width) in, logits (batch, classes) out, read from the gathering token.
+    """An image classifier: maps images (batch, channels, height, width) to logits (batch, num_classes).
 
-    >>> model = VisionTransformer(image=(8, 8), patch=2, channels=1, classes=10, layers=2, design=Design(32, heads=4))
+    A linear layer classifies the hidden state of the CLS token. See `ImageEncoder`.
+
+    >>> sizes = dict(image_size=(8, 8), patch_size=2, num_channels=1, num_classes=10)
+    >>> model = VisionTransformer(**sizes, num_layers=2, block_config=BlockConfig(32, num_heads=4))
     >>> model(torch.randn(5, 1, 8, 8)).shape
     torch.Size([5, 10])
     """
@@ -90,16 +120,23 @@ class VisionTransformer(ImageEncoder):
     def __init__(
         self,
         *,
-        image: tuple[int, int],
-        patch: int,
-        channels: int,
-        classes: int,
-        layers: int,
-        design: Design,
+        image_size: tuple[int, int],
+        patch_size: int,
+        num_channels: int,
+        num_classes: int,
+        num_layers: int,
+        block_config: BlockConfig,
     ) -> None:
-        super().__init__(image=image, patch=patch, channels=channels, layers=layers, design=design)
-        checks.parameter("head.weight", checks.size(classes, "classes"), design.width)
-        self.head = nn.Linear(design.width, classes)
+        super().__init__(
+            image_size=image_size,
+            patch_size=patch_size,
+            num_channels=num_channels,
+            num_layers=num_layers,
+            block_config=block_config,
+        )
+        checks.parameter_size("classifier.weight", checks.size(num_classes, "num_classes"), block_config.embed_dim)
+        self.classifier = nn.Linear(block_config.embed_dim, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.states(images)[:, 0])  # type: ignore[no-any-return]  # modules are untyped
+        output: Tensor = self.classifier(self.hidden_states(images)[:, 0])
+        return output

@@ -1,56 +1,57 @@
-"""Layers: everything between `regard.attention` and a whole transformer, as `torch.nn` modules."""
+"""Transformer layers as `torch.nn` modules, from multi-head attention to encoders, decoders and generation."""
 
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.block import Block, Design
+from regard.nn.block import Block, BlockConfig
 from regard.nn.cache import KeyValueCache, LayerCache
 from regard.nn.embedding import TokenEmbedding
 from regard.nn.feedforward import FeedForward
-from regard.nn.generate import Beams, Sample, Writer, beam, generate, greedy, stream
-from regard.nn.latent import LatentAttention
+from regard.nn.generation import BeamSearchResult, CausalLM, Sampler, beam_search, generate, generate_stream, greedy
+from regard.nn.latent_attention import LatentAttention
 from regard.nn.norm import RMSNorm
-from regard.nn.position import (
+from regard.nn.position_encoding import (
     ALiBi,
-    Learned,
-    LinearScaling,
-    Llama3Scaling,
-    NTKScaling,
-    Position,
-    RelativeBias,
-    Rotary,
-    Sinusoidal,
-    YarnScaling,
+    LearnedPositionalEmbedding,
+    PositionEncoding,
+    RotaryEmbedding,
+    SinusoidalPositionalEmbedding,
+    T5Bias,
 )
-from regard.nn.transformer import Decoder, Encoder, Stack, Transformer
+from regard.nn.rope_scaling import LinearRopeScaling, Llama3RopeScaling, NTKRopeScaling, YarnRopeScaling
+from regard.nn.transformer import BlockStack, Decoder, Encoder, Transformer
 
 __all__ = [
     "ALiBi",
-    "Beams",
+    "BeamSearchResult",
     "Block",
+    "BlockConfig",
+    "BlockStack",
+    "CausalLM",
     "Decoder",
-    "Design",
     "Encoder",
     "FeedForward",
     "KeyValueCache",
     "LatentAttention",
     "LayerCache",
-    "Learned",
-    "LinearScaling",
-    "Llama3Scaling",
+    "LearnedPositionalEmbedding",
+    "LinearRopeScaling",
+    "Llama3RopeScaling",
     "MultiHeadAttention",
-    "NTKScaling",
-    "Position",
+    "NTKRopeScaling",
+    "PositionEncoding",
     "RMSNorm",
-    "RelativeBias",
-    "Rotary",
-    "Sample",
-    "Sinusoidal",
-    "Stack",
+    "RotaryEmbedding",
+    "Sampler",
+    "SinusoidalPositionalEmbedding",
+    "T5Bias",
     "TokenEmbedding",
     "Transformer",
-    "Writer",
-    "YarnScaling",
-    "beam",
+    "YarnRopeScaling",
+    "beam_search",
     "generate",
+    "generate_stream",
     "greedy",
-    "stream",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Attention as a layer: projections around `regard.attention`, with the parameters of `torch.nn.MultiheadAttention`."""
+"""Multi-head attention: projections around `regard.attention`, with the parameters of `torch.nn.MultiheadAttention`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,27 +8,30 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard import checks
-from regard.attention import attend, attention
-from regard.errors import SpecError
-from regard.nn import inputs
+from regard.attention import attention, attention_with_weights
+from regard.errors import ArgumentError
+from regard.expr.serialize import ConstructorCall
+from regard.mask import Mask, MaskLike, as_mask, causal
+from regard.nn import input_checks
 from regard.nn.cache import LayerCache
-from regard.nn.position import Position
-from regard.result import Attended
-from regard.spec.mask import Mask, as_mask, causal
-from regard.spec.named import Named
-from regard.spec.score import scaled_dot
+from regard.nn.position_encoding import PositionEncoding
+from regard.normalizer import NormalizerLike
+from regard.result import AttentionResult
+from regard.score import ScoreLike, scaled_dot
 
 
 class MultiHeadAttention(nn.Module):
-    """Self-attention, or with `keys` cross-attention: x (batch, n, width) in, (batch, n, width) out.
+    """Multi-head attention: self-attention, or cross-attention when `key` is passed.
 
-    Fewer `key_heads` than `heads` share keys and values in groups. `key_width` and `value_width` are those of what is
-    looked at, where they differ from `width`. `score`, `mask` and `weigh` are those of `regard.attention`; a module in
-    the place of one of them is called for it at each call, so that it may learn.
+    The input `query` is (batch, n, embed_dim), and so is the output. With fewer `num_kv_heads` than `num_heads`,
+    groups of query heads share keys and values (None: `num_heads`). `head_dim` defaults to `embed_dim // num_heads`.
+    `kdim` and `vdim` are the dimensions of `key` and `value` (None: `embed_dim`, and `kdim`). `score`, `mask` and
+    `normalizer` are the options of `regard.attention`. An option may be a module with learned parameters; every
+    forward pass calls it.
 
-    Parameters have the names and shapes of `torch.nn.MultiheadAttention`: states load in both directions.
+    Parameters have the names and shapes of `torch.nn.MultiheadAttention`: state dicts load in both directions.
 
-    >>> layer = MultiHeadAttention(64, heads=8, key_heads=2)
+    >>> layer = MultiHeadAttention(64, num_heads=8, num_kv_heads=2)
     >>> layer(torch.randn(2, 10, 64), mask=causal()).shape
     torch.Size([2, 10, 64])
     """
@@ -41,41 +44,43 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        embed_dim: int,
+        num_heads: int,
         *,
-        key_heads: int | None = None,
-        head_width: int | None = None,
-        key_width: int | None = None,
-        value_width: int | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
-        score: Any = None,
-        mask: Any = None,
-        weigh: Any = None,
+        score: ScoreLike | nn.Module | None = None,
+        mask: MaskLike | nn.Module | None = None,
+        normalizer: NormalizerLike | nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.head_width = head_width_of(width, heads, head_width)
-        key_heads = heads if key_heads is None else checks.size(key_heads, "key_heads")
-        if heads % key_heads:
-            raise SpecError(f"key_heads must divide heads; got heads={heads}, key_heads={key_heads}.")
-        self.heads, self.key_heads = heads, key_heads
+        self.head_dim = resolve_head_dim(embed_dim, num_heads, head_dim)
+        num_kv_heads = num_heads if num_kv_heads is None else checks.size(num_kv_heads, "num_kv_heads")
+        if num_heads % num_kv_heads:
+            raise ArgumentError(
+                f"num_kv_heads must divide num_heads; got num_heads={num_heads}, num_kv_heads={num_kv_heads}."
+            )
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.dropout = checks.probability(dropout, "dropout", below_one=True)
         checks.flag(bias, "bias")
-        self.score, self.mask, self.weigh = score, mask, weigh
-        self.operator: Callable[..., Tensor] | None = None  # who computes in place of `regard.attention`, as ranks do
-        self._split = [heads * self.head_width, key_heads * self.head_width, key_heads * self.head_width]
-        of_keys = width if key_width is None else checks.size(key_width, "key_width")
-        of_values = of_keys if value_width is None else checks.size(value_width, "value_width")
-        checks.parameter("in_proj_weight", sum(self._split), max(width, of_keys, of_values))
-        self._widths = {"x": width, "keys": of_keys, "values": of_values}
-        packed = of_keys == of_values == width
-        shapes = dict(zip("qkv", zip(self._split, (width, of_keys, of_values), strict=True), strict=True))
-        self.in_proj_weight = nn.Parameter(torch.empty(sum(self._split), width)) if packed else None
+        self.score, self.mask, self.normalizer = score, mask, normalizer
+        self.attention_fn: Callable[..., Tensor] | None = None  # replaces `regard.attention`, for example across ranks
+        self._qkv_dims = [num_heads * self.head_dim, num_kv_heads * self.head_dim, num_kv_heads * self.head_dim]
+        key_dim = embed_dim if kdim is None else checks.size(kdim, "kdim")
+        value_dim = key_dim if vdim is None else checks.size(vdim, "vdim")
+        checks.parameter_size("in_proj_weight", sum(self._qkv_dims), max(embed_dim, key_dim, value_dim))
+        self._input_dims = {"query": embed_dim, "key": key_dim, "value": value_dim}
+        packed = key_dim == value_dim == embed_dim
+        shapes = dict(zip("qkv", zip(self._qkv_dims, (embed_dim, key_dim, value_dim), strict=True), strict=True))
+        self.in_proj_weight = nn.Parameter(torch.empty(sum(self._qkv_dims), embed_dim)) if packed else None
         for name, shape in shapes.items():
             self.register_parameter(f"{name}_proj_weight", None if packed else nn.Parameter(torch.empty(shape)))
-        self.in_proj_bias = nn.Parameter(torch.zeros(sum(self._split))) if bias else None
-        self.out_proj = nn.Linear(self._split[0], width, bias=bias)
+        self.in_proj_bias = nn.Parameter(torch.zeros(sum(self._qkv_dims))) if bias else None
+        self.out_proj = nn.Linear(self._qkv_dims[0], embed_dim, bias=bias)
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
@@ -84,163 +89,183 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
-        keys: Tensor | None = None,
-        values: Tensor | None = None,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
         *,
-        mask: Any = None,
-        position: Position | None = None,
-        at: Tensor | None = None,
+        mask: MaskLike | None = None,
+        position_encoding: PositionEncoding | None = None,
+        position_ids: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """What each token takes from those it looks at.
+        """Return the output of the layer, (batch, n, embed_dim).
 
-        `keys` and `values` (batch, n_k, ...) are looked at instead of x; `values` are the keys unless given. `position`
-        and `at`, where the tokens stand, are for self-attention. A `cache` is what x looks back at and is added to; in
-        cross-attention the first call fills it, and later ones read it in the place of `keys`, which they still name.
+        `key` (batch, n_k, kdim) defaults to `query`, and `value` (batch, n_k, vdim) to `key`. `mask` is combined with
+        the mask of the layer. `position_encoding` and `position_ids`, (n,) or (batch, n), apply to self-attention.
+
+        In self-attention, `cache` holds the keys and values of earlier calls, and this call appends its own. In
+        cross-attention, the first call fills the cache and later calls read it. Later calls still need `key`.
         """
-        q, k, v, options = self._question(x, keys, values, mask, position, at, cache)
-        compute = self.operator or attention
+        q, k, v, options = self._attention_inputs(query, key, value, mask, position_encoding, position_ids, cache)
+        compute = self.attention_fn or attention
         o = compute(q, k, v, dropout=self.dropout if self.training else 0.0, **options)
-        return self.out_proj(o.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # modules are untyped
+        output: Tensor = self.out_proj(o.transpose(1, 2).flatten(2))
+        return output
 
-    def attend(
+    def attention_with_weights(
         self,
-        x: Tensor,
-        keys: Tensor | None = None,
-        values: Tensor | None = None,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
         *,
-        mask: Any = None,
-        position: Position | None = None,
-        at: Tensor | None = None,
-    ) -> Attended:
-        """The attention inside this layer, kept open: weights by head, before the heads are joined."""
-        q, k, v, options = self._question(x, keys, values, mask, position, at, None)
-        return attend(q, k, v, **options)
+        mask: MaskLike | None = None,
+        position_encoding: PositionEncoding | None = None,
+        position_ids: Tensor | None = None,
+    ) -> AttentionResult[Tensor]:
+        """Return the output and the weights of each head, before the output projection; arguments as in `forward`."""
+        q, k, v, options = self._attention_inputs(query, key, value, mask, position_encoding, position_ids, None)
+        return attention_with_weights(q, k, v, **options)
 
-    def _question(
+    def _attention_inputs(
         self,
-        x: Tensor,
-        keys: Tensor | None,
-        values: Tensor | None,
-        mask: Any,
-        position: Position | None,
-        at: Tensor | None,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: MaskLike | None,
+        position_encoding: PositionEncoding | None,
+        position_ids: Tensor | None,
         cache: LayerCache | None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        crosses = keys is not None or values is not None
-        self._check(x, keys, values)
-        check_context(x, position, at, cache)
-        known = cache.rows() if crosses and cache is not None else ()
-        if crosses and not known:
-            _check_lengths(x, keys, values)
-        if known:
-            q = self._by_head(self._projected(x, "q"))
-            k, v = known
+        is_cross_attention = key is not None or value is not None
+        self._check_inputs(query, key, value)
+        check_call_options(query, position_encoding, position_ids, cache)
+        cached_kv = cache.tensors() if is_cross_attention and cache is not None else ()
+        if is_cross_attention and not cached_kv:
+            _check_key_value_shapes(query, key, value)
+        if cached_kv:
+            q = self._split_heads(self._project(query, "q"))
+            k, v = cached_kv
         else:
-            q, k, v = self._rows(x, keys, values)
-            if position is not None and not crosses:
-                q, k = position.turned(q, k, torch.arange(x.shape[1], device=x.device) if at is None else at)
+            q, k, v = self._project_qkv(query, key, value)
+            if position_encoding is not None and not is_cross_attention:
+                q, k = position_encoding.apply_to_qk(
+                    q, k, torch.arange(query.shape[1], device=query.device) if position_ids is None else position_ids
+                )
             if cache is not None:
                 k, v = cache.append(k, v)
-        score = made(self.score)
-        rule = None if position is None or crosses else position.rule()
-        if rule is not None:
-            score = rule if score is None else _then(score, rule)
-        return q, k, v, {"score": score, "mask": self._seen(mask, q), "weigh": made(self.weigh)}
+        score = resolve_option(self.score)
+        modifier = None if position_encoding is None or is_cross_attention else position_encoding.score_modifier()
+        if modifier is not None:
+            score = modifier if score is None else _add_score_modifier(score, modifier)
+        return (
+            q,
+            k,
+            v,
+            {"score": score, "mask": self._effective_mask(mask, q), "normalizer": resolve_option(self.normalizer)},
+        )
 
-    def _check(self, x: Tensor, keys: Tensor | None, values: Tensor | None) -> None:
-        """Checks shapes and dtypes of what comes in."""
+    def _check_inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         parameter = self.out_proj.weight
-        for name, rows in (("x", x), ("keys", keys), ("values", values)):
-            if rows is not None or name == "x":
-                inputs.vectors(rows, name, self._widths[name], parameter)
+        input_checks.check_hidden_states(query, "query", self._input_dims["query"], parameter)
+        for name, x in (("key", key), ("value", value)):
+            if x is not None:
+                input_checks.check_hidden_states(x, name, self._input_dims[name], parameter)
 
-    def _rows(self, x: Tensor, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (batch, heads, n, width)."""
-        if keys is None and values is None and self.in_proj_weight is not None:  # one product for all three
-            parts = linear(x, self.in_proj_weight, self.in_proj_bias).split(self._split, dim=-1)
+    def _project_qkv(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (batch, heads, n, head_dim) each."""
+        if key is None and value is None and self.in_proj_weight is not None:  # a single matrix product
+            parts = linear(query, self.in_proj_weight, self.in_proj_bias).split(self._qkv_dims, dim=-1)
         else:
-            keys = x if keys is None else keys
-            values = keys if values is None else values
-            parts = (self._projected(x, "q"), self._projected(keys, "k"), self._projected(values, "v"))
-        q, k, v = (self._by_head(part) for part in parts)
+            key = query if key is None else key
+            value = key if value is None else value
+            parts = (self._project(query, "q"), self._project(key, "k"), self._project(value, "v"))
+        q, k, v = (self._split_heads(part) for part in parts)
         return q, k, v
 
-    def _projected(self, x: Tensor, name: str) -> Tensor:
-        place = "qkv".index(name)
-        begin, end = sum(self._split[:place]), sum(self._split[: place + 1])
+    def _project(self, x: Tensor, name: str) -> Tensor:
+        index = "qkv".index(name)
+        start, end = sum(self._qkv_dims[:index]), sum(self._qkv_dims[: index + 1])
         weight = getattr(self, f"{name}_proj_weight")
-        weight = self.in_proj_weight[begin:end] if self.in_proj_weight is not None else weight
-        return linear(x, weight, None if self.in_proj_bias is None else self.in_proj_bias[begin:end])
+        weight = self.in_proj_weight[start:end] if self.in_proj_weight is not None else weight
+        return linear(x, weight, None if self.in_proj_bias is None else self.in_proj_bias[start:end])
 
-    def _by_head(self, rows: Tensor) -> Tensor:
-        batch, n, width = rows.shape
-        return rows.view(batch, n, width // self.head_width, self.head_width).transpose(1, 2)
+    def _split_heads(self, projected: Tensor) -> Tensor:
+        batch, n, dim = projected.shape
+        return projected.view(batch, n, dim // self.head_dim, self.head_dim).transpose(1, 2)
 
-    def _seen(self, mask: Any, q: Tensor) -> Any:
-        seen = joined(made(self.mask), mask)
-        last = q.shape[2] == 1 and self.operator is None  # one query at the end looks back at everything
-        return None if last and seen is causal() else seen
+    def _effective_mask(self, mask: MaskLike | None, q: Tensor) -> Any:
+        combined = and_masks(resolve_option(self.mask), mask)
+        is_last_query = q.shape[2] == 1 and self.attention_fn is None  # causal: the last query attends to all keys
+        return None if is_last_query and combined is causal() else combined
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, key_heads={self.key_heads}, head_width={self.head_width}"
+        return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
 
 
-def head_width_of(width: int, heads: int, head_width: int | None) -> int:
-    """The width of a head, which is the part of the width that each head has unless another one is set."""
-    checks.size(width, "width")
-    checks.size(heads, "heads")
-    if head_width is not None:
-        return checks.size(head_width, "head_width")
-    if width % heads:
-        raise SpecError(f"heads must divide width, or give head_width; got width={width}, heads={heads}.")
-    return width // heads
+def resolve_head_dim(embed_dim: int, num_heads: int, head_dim: int | None) -> int:
+    """Return `head_dim`, or `embed_dim // num_heads` if `head_dim` is None."""
+    checks.size(embed_dim, "embed_dim")
+    checks.size(num_heads, "num_heads")
+    if head_dim is not None:
+        return checks.size(head_dim, "head_dim")
+    if embed_dim % num_heads:
+        raise ArgumentError(
+            f"num_heads must divide embed_dim; got embed_dim={embed_dim}, num_heads={num_heads}. Choose a divisor, or "
+            "set head_dim."
+        )
+    return embed_dim // num_heads
 
 
-def check_context(x: Tensor, position: Position | None, at: Tensor | None, cache: LayerCache | None) -> None:
-    """Checks the options of a layer's call."""
-    if position is not None:
-        checks.instance(position, "position", Position, "a position, such as regard.nn.Rotary(64), or None")
+def check_call_options(
+    x: Tensor, position_encoding: PositionEncoding | None, position_ids: Tensor | None, cache: LayerCache | None
+) -> None:
+    """Raise unless the options of a layer's call have the right types and shapes."""
+    if position_encoding is not None:
+        checks.instance(
+            position_encoding,
+            "position_encoding",
+            PositionEncoding,
+            "a PositionEncoding, such as regard.nn.RotaryEmbedding(64), or None",
+        )
     if cache is not None:
         checks.instance(cache, "cache", LayerCache, "a LayerCache, such as KeyValueCache()[0], or None")
-    if at is not None:
-        inputs.positions(at, x.shape[0], x.shape[1])
+    if position_ids is not None:
+        input_checks.check_position_ids(position_ids, x.shape[0], x.shape[1])
 
 
-def _check_lengths(x: Tensor, keys: Tensor | None, values: Tensor | None) -> None:
-    length = x.shape[1] if keys is None else keys.shape[1]
-    for name, rows in (("keys", keys), ("values", values)):
-        if rows is not None and (rows.shape[0] != x.shape[0] or rows.shape[1] != length):
-            raise SpecError(
-                f"{name} must be (batch, n_k, width) with batch={x.shape[0]} and n_k={length}; got shape "
-                f"{tuple(rows.shape)}."
+def _check_key_value_shapes(query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+    length = query.shape[1] if key is None else key.shape[1]
+    for name, x in (("key", key), ("value", value)):
+        if x is not None and (x.shape[0] != query.shape[0] or x.shape[1] != length):
+            raise ArgumentError(
+                f"{name} must be (batch, n_k, {name[0]}dim) with batch={query.shape[0]} and n_k={length}; got shape "
+                f"{tuple(x.shape)}."
             )
 
 
 def check_mask(mask: Any) -> None:
-    """Refuses anything that is not a mask; None allows everything."""
+    """Raise unless `mask` is a mask or None."""
     if mask is not None:
-        _mask_of(mask)
+        _to_mask(mask)
 
 
-def joined(*masks: Any) -> Any:
-    """What all masks allow; None allows everything."""
+def and_masks(*masks: Any) -> Any:
+    """Return the intersection of the masks; None allows every pair."""
     result = None
     for mask in masks:
         if mask is not None:
-            result = mask if result is None else _mask_of(result) & mask
+            result = mask if result is None else _to_mask(result) & mask
     return result
 
 
-def _mask_of(value: Any) -> Any:
-    return value if isinstance(value, (Mask, Named)) else as_mask(value)
+def _to_mask(value: Any) -> Any:
+    return value if isinstance(value, (Mask, ConstructorCall)) else as_mask(value)
 
 
-def made(choice: Any) -> Any:
-    """A score, mask or weighing; a module in the place of one is called for it."""
-    return choice() if isinstance(choice, nn.Module) else choice
+def resolve_option(option: Any) -> Any:
+    """Return a score, mask or normalizer; if `option` is a module, return the result of calling it."""
+    return option() if isinstance(option, nn.Module) else option
 
 
-def _then(score: Any, rule: Any) -> Any:
-    return score.then(rule) if hasattr(score, "then") else scaled_dot().then(score).then(rule)
+def _add_score_modifier(score: Any, modifier: Any) -> Any:
+    return score.then(modifier) if hasattr(score, "then") else scaled_dot().then(score).then(modifier)

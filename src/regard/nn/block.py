@@ -1,192 +1,219 @@
-"""A block: attention and a feed-forward part, each added to what came in.
+"""A transformer block: attention and a feed-forward network, each with a residual connection.
 
-    norm first     x + f(norm(x))       the stream stays as it is; a norm stands at the end of the stack
-    norm last      norm(x + f(x))       as in the first transformer; needs warm-up
+    norm_first=True     x + f(norm(x))      the residual stream is not normalized; the stack ends with a norm
+    norm_first=False    norm(x + f(x))      the original transformer; needs learning-rate warmup
 
 Parameters have the names of torch's `TransformerEncoderLayer` and `TransformerDecoderLayer`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from regard import checks
-from regard.errors import SpecError
-from regard.nn import inputs
+from regard.errors import ArgumentError
+from regard.mask import MaskLike
+from regard.nn import input_checks
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.cache import LayerCache
-from regard.nn.feedforward import activation_of, feed, linears
-from regard.nn.norm import NORMS, norm_of
-from regard.nn.position import Position
-from regard.result import Attended
+from regard.nn.feedforward import feed_forward, get_activation, make_linears
+from regard.nn.norm import NORMS, make_norm
+from regard.nn.position_encoding import PositionEncoding
+from regard.result import AttentionResult
 
 
 @dataclass(frozen=True)
-class Design:
-    """How the blocks of a stack are made.
+class BlockConfig:
+    """Configuration of a transformer block.
 
-    `hidden` is the width between the two matrices of the feed-forward part (None: `hidden_width`). With a `window`
-    tokens see only those less than this far away; without `positions` they are not told where they stand. `attention`
-    makes another layer for looking at each other, from this design: `lambda design: LatentAttention(...)`.
+    `ffn_dim` is the hidden dimension of the feed-forward network (None: 4 `embed_dim`, or 8/3 `embed_dim` if gated).
+    `activation` is "relu", "gelu", "gelu_tanh", "silu", or gated: "reglu", "geglu", "geglu_tanh", "swiglu". `norm` is
+    "layer" or "rms". With `sliding_window=w` a token attends only to tokens less than w positions away.
+    `has_position_encoding=False` skips the position encoding of the stack, as in NoPE layers. `attention_factory`
+    replaces the self-attention layer: `lambda config: LatentAttention(...)`.
+
+    >>> BlockConfig(embed_dim=64, num_heads=4, norm="rms", activation="swiglu").resolved_head_dim
+    16
     """
 
-    width: int
-    heads: int
-    hidden: int | None = None
-    key_heads: int | None = None
-    head_width: int | None = None
+    embed_dim: int
+    num_heads: int
+    ffn_dim: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
     activation: str = "gelu"
     norm: str = "layer"
     norm_first: bool = True
     eps: float = 1e-5
     bias: bool = True
     dropout: float = 0.0
-    window: int | None = None
-    positions: bool = True
-    attention: Callable[["Design"], nn.Module] | None = None
+    sliding_window: int | None = None
+    has_position_encoding: bool = True
+    attention_factory: Callable[["BlockConfig"], nn.Module] | None = None
 
     def __post_init__(self) -> None:
-        checks.size(self.width, "width")
-        checks.size(self.heads, "heads")
-        for name in ("hidden", "key_heads", "head_width", "window"):
+        checks.size(self.embed_dim, "embed_dim")
+        checks.size(self.num_heads, "num_heads")
+        for name in ("ffn_dim", "num_kv_heads", "head_dim", "sliding_window"):
             if getattr(self, name) is not None:
                 checks.size(getattr(self, name), name)
-        for name in ("norm_first", "bias", "positions"):
+        for name in ("norm_first", "bias", "has_position_encoding"):
             checks.flag(getattr(self, name), name)
-        activation_of(self.activation)
+        get_activation(self.activation)
         checks.choice(self.norm, "norm", NORMS)
         checks.finite_number(self.eps, "eps", at_least=0)
         checks.probability(self.dropout, "dropout", below_one=True)
-        if self.attention is not None:
-            checks.function(self.attention, "attention", "from a Design to a layer")
+        if self.attention_factory is not None:
+            checks.function(self.attention_factory, "attention_factory", "from a BlockConfig to a layer")
 
     @property
-    def width_of_head(self) -> int:
-        return self.width // self.heads if self.head_width is None else self.head_width
+    def resolved_head_dim(self) -> int:
+        """`head_dim`, or `embed_dim // num_heads` if `head_dim` is None."""
+        return self.embed_dim // self.num_heads if self.head_dim is None else self.head_dim
 
     def norm_layer(self) -> nn.Module:
-        return norm_of(self.norm, self.width, self.eps, self.bias)
+        """Return a new normalization layer."""
+        return make_norm(self.norm, self.embed_dim, self.eps, self.bias)
 
     def attention_layer(self) -> MultiHeadAttention:
+        """Return a new `MultiHeadAttention`; `attention_factory` is not used."""
         return MultiHeadAttention(
-            self.width,
-            self.heads,
-            key_heads=self.key_heads,
-            head_width=self.head_width,
+            self.embed_dim,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
             bias=self.bias,
             dropout=self.dropout,
         )
 
 
-def other_layer(design: Design) -> nn.Module:
-    """The layer that the design's own function makes."""
+def custom_attention_layer(block_config: BlockConfig) -> nn.Module:
+    """Return the self-attention layer from the configuration's `attention_factory`."""
     try:
-        layer = design.attention(design)  # type: ignore[misc]  # only called where there is one
+        layer = block_config.attention_factory(block_config)  # type: ignore[misc]  # callers check for None
     except TypeError as problem:
-        raise SpecError(
-            f"attention must be a function from a Design to a layer; calling it failed: {problem}"
+        raise ArgumentError(
+            f"attention_factory must be a function from a BlockConfig to a layer; calling it failed: {problem}"
         ) from problem
-    return checks.instance(layer, "the layer that attention makes", nn.Module, "a torch.nn.Module")
+    return checks.instance(layer, "the result of attention_factory", nn.Module, "a torch.nn.Module")
 
 
 @dataclass(frozen=True, eq=False)
-class Looks:
-    """Where the tokens of a block look: at each other, and at the memory if there is one."""
+class BlockAttentionResult:
+    """The self-attention of a block with its weights; also its cross-attention, if the block has one."""
 
-    own: Attended
-    memory: Attended | None
+    self_attention: AttentionResult[Tensor]
+    cross_attention: AttentionResult[Tensor] | None
 
 
 class Block(nn.Module):
-    """x (batch, n, width) in and out. With `cross` it also looks at a memory, between the two other parts.
+    """A transformer block from x (batch, n, embed_dim) to the same shape.
+
+    With `add_cross_attention=True` the block also attends to a memory, such as the output of an encoder.
 
     >>> import torch
-    >>> block = Block(Design(width=64, heads=4))
+    >>> block = Block(BlockConfig(embed_dim=64, num_heads=4))
     >>> block(torch.randn(2, 10, 64)).shape
     torch.Size([2, 10, 64])
     """
 
-    def __init__(self, design: Design, *, cross: bool = False) -> None:
+    def __init__(self, block_config: BlockConfig, *, add_cross_attention: bool = False) -> None:
         super().__init__()
-        checks.instance(design, "design", Design, "a Design")
-        checks.flag(cross, "cross")
-        self.width, self.norm_first = design.width, design.norm_first
-        self.self_attn = design.attention_layer() if design.attention is None else other_layer(design)
-        self.multihead_attn = design.attention_layer() if cross else None
-        self.activation = activation_of(design.activation)
-        self.linear1, self.linear2 = linears(design.width, design.hidden, design.activation, design.bias)
-        self.norm1 = design.norm_layer()
-        self.norm2 = design.norm_layer()
-        self.norm3 = design.norm_layer() if cross else None
-        self.dropout = nn.Dropout(design.dropout)
+        checks.instance(block_config, "block_config", BlockConfig, "a BlockConfig")
+        checks.flag(add_cross_attention, "add_cross_attention")
+        self.embed_dim, self.norm_first = block_config.embed_dim, block_config.norm_first
+        self.self_attn = (
+            block_config.attention_layer()
+            if block_config.attention_factory is None
+            else custom_attention_layer(block_config)
+        )
+        self.multihead_attn = block_config.attention_layer() if add_cross_attention else None
+        self.activation = get_activation(block_config.activation)
+        self.linear1, self.linear2 = make_linears(
+            block_config.embed_dim, block_config.ffn_dim, block_config.activation, block_config.bias
+        )
+        self.norm1 = block_config.norm_layer()
+        self.norm2 = block_config.norm_layer()
+        self.norm3 = block_config.norm_layer() if add_cross_attention else None
+        self.dropout = nn.Dropout(block_config.dropout)
 
     def forward(
         self,
         x: Tensor,
         *,
         memory: Tensor | None = None,
-        mask: Any = None,
-        memory_mask: Any = None,
-        position: Position | None = None,
-        at: Tensor | None = None,
+        mask: MaskLike | None = None,
+        memory_mask: MaskLike | None = None,
+        position_encoding: PositionEncoding | None = None,
+        position_ids: Tensor | None = None,
         cache: LayerCache | None = None,
-        memory_cache: LayerCache | None = None,
+        cross_attention_cache: LayerCache | None = None,
     ) -> Tensor:
-        """See `MultiHeadAttention`: `mask`, `position`, `at` and `cache` are for the tokens' look at each other,
-        `memory_mask` and `memory_cache` for that at the memory."""
+        """Return the hidden states (batch, n, embed_dim); see `MultiHeadAttention`.
 
-        self._check(x, memory)
+        `mask`, `position_encoding`, `position_ids` and `cache` apply to self-attention. `memory` (batch, n_k,
+        embed_dim), `memory_mask` and `cross_attention_cache` apply to cross-attention.
+        """
+        self._check_inputs(x, memory)
 
-        def look(y: Tensor) -> Tensor:
-            return self.self_attn(y, mask=mask, position=position, at=at, cache=cache)  # type: ignore[no-any-return]  # modules are untyped
+        def self_attention(y: Tensor) -> Tensor:
+            output: Tensor = self.self_attn(
+                y, mask=mask, position_encoding=position_encoding, position_ids=position_ids, cache=cache
+            )
+            return output
 
-        def look_at_memory(y: Tensor) -> Tensor:
-            return self.multihead_attn(y, memory, mask=memory_mask, cache=memory_cache)  # type: ignore[no-any-return, misc]  # there with `cross`
+        def cross_attention(y: Tensor) -> Tensor:
+            # mypy cannot see that this only runs with cross-attention
+            output: Tensor = self.multihead_attn(y, memory, mask=memory_mask, cache=cross_attention_cache)  # type: ignore[misc]
+            return output
 
-        x = self._with(x, self.norm1, look)
+        x = self._residual(x, self.norm1, self_attention)
         if self.multihead_attn is not None:
-            x = self._with(x, self.norm2, look_at_memory)
-        return self._with(x, self.norm2 if self.norm3 is None else self.norm3, self._feed)
+            x = self._residual(x, self.norm2, cross_attention)
+        return self._residual(x, self.norm2 if self.norm3 is None else self.norm3, self._feed_forward)
 
-    def attend(
+    def attention_with_weights(
         self,
         x: Tensor,
         *,
         memory: Tensor | None = None,
-        mask: Any = None,
-        memory_mask: Any = None,
-        position: Position | None = None,
-        at: Tensor | None = None,
-    ) -> "Looks":
-        """The attention inside this block, kept open; arguments as in a call."""
-
-        self._check(x, memory)
-
-        def own(y: Tensor) -> Attended:
-            return self.self_attn.attend(y, mask=mask, position=position, at=at)  # type: ignore[no-any-return, operator]  # modules are untyped
-
-        looks = own(self.norm1(x) if self.norm_first else x)
+        mask: MaskLike | None = None,
+        memory_mask: MaskLike | None = None,
+        position_encoding: PositionEncoding | None = None,
+        position_ids: Tensor | None = None,
+    ) -> BlockAttentionResult:
+        """Return the attention of this block with its weights; arguments as in `forward`."""
+        self._check_inputs(x, memory)
+        options = {"mask": mask, "position_encoding": position_encoding, "position_ids": position_ids}
+        # modules are untyped
+        result: AttentionResult[Tensor] = self.self_attn.attention_with_weights(  # type: ignore[operator]
+            self.norm1(x) if self.norm_first else x, **options
+        )
         if self.multihead_attn is None:
-            return Looks(looks, None)
-        after = self._with(x, self.norm1, lambda y: self.self_attn(y, mask=mask, position=position, at=at))
+            return BlockAttentionResult(result, None)
+        after = self._residual(x, self.norm1, lambda y: self.self_attn(y, **options))
         query = self.norm2(after) if self.norm_first else after
-        return Looks(looks, self.multihead_attn.attend(query, memory, mask=memory_mask))
+        return BlockAttentionResult(result, self.multihead_attn.attention_with_weights(query, memory, mask=memory_mask))
 
-    def _check(self, x: Tensor, memory: Tensor | None) -> None:
-        inputs.vectors(x, "x", self.width, self.linear2.weight)
+    def _check_inputs(self, x: Tensor, memory: Tensor | None) -> None:
+        input_checks.check_hidden_states(x, "x", self.embed_dim, self.linear2.weight)
         if memory is None and self.multihead_attn is not None:
-            raise SpecError("a block with cross=True attends to a memory; got none. Give memory=.")
+            raise ArgumentError("a block with add_cross_attention=True needs a memory; got None. Pass memory=.")
         if memory is not None:
             if self.multihead_attn is None:
-                raise SpecError("memory is for blocks with cross=True; this block was made with cross=False.")
-            inputs.vectors(memory, "memory", self.width, self.linear2.weight)
+                raise ArgumentError(
+                    "memory needs a block with add_cross_attention=True; got a block with add_cross_attention=False."
+                )
+            input_checks.check_hidden_states(memory, "memory", self.embed_dim, self.linear2.weight)
 
-    def _feed(self, x: Tensor) -> Tensor:
-        return feed(x, self.linear1, self.activation, self.linear2, self.dropout.p if self.training else 0.0)
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return feed_forward(x, self.linear1, self.activation, self.linear2, self.dropout.p if self.training else 0.0)
 
-    def _with(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
+    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        output: Tensor
         if self.norm_first:
-            return x + self.dropout(part(norm(x)))  # type: ignore[no-any-return]  # modules are untyped
-        return norm(x + self.dropout(part(x)))  # type: ignore[no-any-return]  # modules are untyped
+            output = x + self.dropout(sublayer(norm(x)))
+        else:
+            output = norm(x + self.dropout(sublayer(x)))
+        return output

@@ -1,13 +1,12 @@
-"""What a model has computed of the tokens so far, so that the next one costs only itself.
+"""The key-value cache: keys and values of earlier tokens, so that each step computes only those of the new tokens.
 
-A `KeyValueCache` has a `LayerCache` for each layer. What comes in is written behind what is there; what goes out are
-views of it, in the order of the tokens, so that kernels read them as they lie. Three kinds differ in where the room
-comes from:
+A `KeyValueCache` has a `LayerCache` for each layer. New keys and values are appended to a buffer. The cache returns
+views of the buffer in token order, which kernels read without a copy. Three kinds differ in their capacity:
 
-    growing        room doubles when it is used up
-    longest=n      room for n tokens, taken at once; more is an error
-    window=w       only the w - 1 last tokens stay: all that `causal() & window(w)` asks for. Room for 2w: when the end
-                   is reached, what stays moves to the beginning, once in w tokens
+    default             the capacity doubles when the buffer is full
+    max_len=n           capacity for n tokens, allocated at once; more tokens raise an error
+    sliding_window=w    holds the last w - 1 tokens, as `causal() & sliding_window(w)` needs. The capacity is 2w: when
+                        the buffer is full, the remaining tokens move to its start, once every w tokens
 """
 
 from dataclasses import dataclass, field
@@ -16,240 +15,262 @@ import torch
 from torch import Tensor
 
 from regard import checks
-from regard.errors import SpecError
-from regard.nn import inputs
-from regard.spec.mask import Mask, padding
+from regard.errors import ArgumentError
+from regard.mask import Mask, padding
+from regard.nn import input_checks
 
-LEAST = 64  # tokens a growing cache has room for
+MIN_CAPACITY_TOKENS = 64  # of a growing cache
 MAX_LAYERS = 100_000
 
 
 @dataclass(eq=False)
 class LayerCache:
-    """Rows (batch, heads, n, width) of one layer: keys and values, or whatever else it keeps of a token."""
+    """The cache of one layer: keys and values, or other tensors (batch, heads, n, dim) with one row per token.
 
-    longest: int | None = None
-    window: int | None = None
-    length: int = 0  # tokens that came in so far, also those that are gone
-    _rows: tuple[Tensor, ...] = field(default=(), init=False)
-    _begin: int = field(default=0, init=False)
+    `max_len` and `sliding_window` are those of `KeyValueCache`.
+
+    >>> cache = LayerCache()
+    >>> k, v = cache.append(torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8))
+    >>> k, v = cache.append(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8))
+    >>> k.shape, cache.length
+    (torch.Size([1, 2, 7, 8]), 7)
+    """
+
+    max_len: int | None = None
+    sliding_window: int | None = None
+    length: int = 0  # tokens appended so far, including dropped ones
+    _buffers: tuple[Tensor, ...] = field(default=(), init=False)
+    _start: int = field(default=0, init=False)
     _end: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        check_sizes(self.longest, self.window)
-        checks.whole_number(self.length, "length", at_least=0, at_most=checks.MAX_SIZE)
+        check_cache_size(self.max_len, self.sliding_window)
+        checks.integer(self.length, "length", at_least=0, at_most=checks.MAX_DIM_SIZE)
 
-    def append(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """These rows behind what is kept; returns all of it, what the new tokens may look at."""
-        check_rows(rows)
-        if any(r.requires_grad for r in rows) and torch.is_grad_enabled():
-            raise SpecError(
-                "a cache keeps numbers, not how they were made; got rows that require gradients. "
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Append `tensors`, (batch, heads, n, dim) each, and return all that the new tokens attend to, as views."""
+        check_cache_tensors(tensors)
+        if any(x.requires_grad for x in tensors) and torch.is_grad_enabled():
+            raise ArgumentError(
+                "a cache holds tensors without gradients; got tensors that require gradients. "
                 "Generate under torch.no_grad(), or call without a cache."
             )
-        if self._rows and (begun := len(self._rows[0])) != len(rows[0]):
-            raise SpecError(
-                f"a cache goes on with the batch it began with, of {begun}; got one of {len(rows[0])}. Make a new "
-                "cache, or reorder this one."
+        if self._buffers and (batch_size := len(self._buffers[0])) != len(tensors[0]):
+            raise ArgumentError(
+                f"tensors must have the batch size of the cache, {batch_size}; got {len(tensors[0])}. Reorder the "
+                "cache, or make a new one."
             )
-        if self._rows:
-            check_continues(rows, self._rows)
-        n = rows[0].shape[-2]
-        self._make_room(n, rows)
-        for kept, new in zip(self._rows, rows, strict=True):
-            kept[..., self._end : self._end + n, :] = new
+        if self._buffers:
+            check_same_layout(tensors, self._buffers)
+        n = tensors[0].shape[-2]
+        self._reserve(n, tensors)
+        for buffer, new in zip(self._buffers, tensors, strict=True):
+            buffer[..., self._end : self._end + n, :] = new
         self._end += n
         self.length += n
-        seen = self.rows()
-        if self.window is not None:
-            self._begin = max(self._begin, self._end - self.window + 1)
-        return seen
+        visible = self.tensors()
+        if self.sliding_window is not None:
+            self._start = max(self._start, self._end - self.sliding_window + 1)
+        return visible
 
-    def rows(self) -> tuple[Tensor, ...]:
-        """What is kept, as views."""
-        return tuple(kept[..., self._begin : self._end, :] for kept in self._rows)
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the cached tensors, as views."""
+        return tuple(buffer[..., self._start : self._end, :] for buffer in self._buffers)
 
     @property
-    def kept(self) -> int:
-        """The number of tokens that the next ones will see."""
-        return self._end - self._begin
+    def num_cached_tokens(self) -> int:
+        """The number of cached tokens, without dropped ones."""
+        return self._end - self._start
 
     def crop(self, length: int) -> None:
-        """Forgets all but the first `length` tokens that came in. With a window, it can go back only as far as what the
-        next tokens will look at is still there."""
-        least = self._earliest()
-        checks.whole_number(length, "length")
-        if not least <= length <= self.length:
-            raise SpecError(f"a cache can go back to between {least} and {self.length} tokens; got {length}.")
+        """Remove all but the first `length` tokens.
+
+        With a sliding window, the window before the next token must still be in the buffer.
+        """
+        min_length = self._min_crop_length()
+        checks.integer(length, "length")
+        if not min_length <= length <= self.length:
+            raise ArgumentError(
+                f"length must be from {min_length} to {self.length}, the tokens this cache can be cropped to; got "
+                f"{length}."
+            )
         self._end -= self.length - length
         self.length = length
-        if self.window is not None:
-            self._begin = self._end - min(length, self.window - 1)
+        if self.sliding_window is not None:
+            self._start = self._end - min(length, self.sliding_window - 1)
 
-    def _earliest(self) -> int:
-        """The smallest length it can go back to."""
-        first = self.length - self._end  # the token in the first row of the room
-        return 0 if self.window is None or first == 0 else min(first + self.window - 1, self.length)
+    def _min_crop_length(self) -> int:
+        first = self.length - self._end  # the token in the first row of the buffer
+        return 0 if self.sliding_window is None or first == 0 else min(first + self.sliding_window - 1, self.length)
 
     def reorder(self, order: Tensor) -> None:
-        """Batch element b becomes what order[b] was: beams that go on."""
-        if self._rows:
-            inputs.order(order, len(self._rows[0]))
-            self._rows = tuple(kept.index_select(0, order) for kept in self._rows)
+        """Replace batch element b with batch element `order[b]`, as in beam search."""
+        if self._buffers:
+            input_checks.check_batch_indices(order, len(self._buffers[0]))
+            self._buffers = tuple(buffer.index_select(0, order) for buffer in self._buffers)
 
-    def _make_room(self, n: int, like: tuple[Tensor, ...]) -> None:
-        room = self._rows[0].shape[-2] if self._rows else 0
-        if self._rows and self._end + n <= room:
+    def _reserve(self, n: int, like: tuple[Tensor, ...]) -> None:
+        capacity = self._buffers[0].shape[-2] if self._buffers else 0
+        if self._buffers and self._end + n <= capacity:
             return
-        kept = self.kept
-        if self.longest is not None and self.length + n > self.longest:
-            raise SpecError(
-                f"this cache has room for longest={self.longest} tokens; got {self.length} and {n} more. "
-                "Make it longer, leave longest out so that it grows, or give a window."
+        cached = self.num_cached_tokens
+        if self.max_len is not None and self.length + n > self.max_len:
+            raise ArgumentError(
+                f"a cache with max_len={self.max_len} holds at most {self.max_len} tokens; got {self.length} and {n} "
+                "more. Use a larger max_len, omit max_len so that the cache grows, or set sliding_window."
             )
-        if not self._rows or kept + n > room:
-            room = max(kept + n, self._wanted(room))
-            with torch.inference_mode(False):  # what is made in that mode could not be written into outside of it
-                fresh = tuple(r.new_empty(*r.shape[:-2], room, r.shape[-1]) for r in like)
+        if not self._buffers or cached + n > capacity:
+            capacity = max(cached + n, self._next_capacity(capacity))
+            with torch.inference_mode(False):  # inference tensors cannot be written to outside that mode
+                buffers = tuple(x.new_empty(*x.shape[:-2], capacity, x.shape[-1]) for x in like)
         else:
-            fresh = self._rows
-        for old, new in zip(self._rows, fresh, strict=False):
-            stays = old[..., self._begin : self._end, :]
-            new[..., :kept, :] = stays.clone() if new is old and self._begin < kept else stays
-        self._rows, self._begin, self._end = fresh, 0, kept
+            buffers = self._buffers
+        for old, new in zip(self._buffers, buffers, strict=False):
+            rows = old[..., self._start : self._end, :]
+            new[..., :cached, :] = rows.clone() if new is old and self._start < cached else rows
+        self._buffers, self._start, self._end = buffers, 0, cached
 
-    def _wanted(self, room: int) -> int:
-        if self.longest is not None:
-            return self.longest
-        return 2 * self.window if self.window is not None else max(LEAST, 2 * room)
+    def _next_capacity(self, capacity: int) -> int:
+        if self.max_len is not None:
+            return self.max_len
+        return 2 * self.sliding_window if self.sliding_window is not None else max(MIN_CAPACITY_TOKENS, 2 * capacity)
 
 
 @dataclass(eq=False)
 class KeyValueCache:
-    """The caches of a model's layers; see this module for the kinds.
+    """The key-value cache of a model: one `LayerCache` per layer.
 
-    `padding` says how many tokens at the beginning of each batch element are none: prompts of several lengths, aligned
-    at their ends.
+    By default the cache grows. `max_len` allocates capacity for this number of tokens; `sliding_window` keeps only the
+    last `sliding_window - 1` tokens. `left_padding` (batch,) is the number of padding tokens before each prompt.
 
-    >>> cache = KeyValueCache(window=4)
+    >>> cache = KeyValueCache(sliding_window=4)
     >>> k, v = cache[0].append(torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8))
-    >>> k.shape[-2], cache[0].kept, cache.length
+    >>> k.shape[-2], cache[0].num_cached_tokens, cache.length
     (6, 3, 6)
     """
 
-    longest: int | None = None
-    window: int | None = None
-    padding: Tensor | None = None
+    max_len: int | None = None
+    sliding_window: int | None = None
+    left_padding: Tensor | None = None
     _layers: dict[tuple[int, str], LayerCache] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        check_sizes(self.longest, self.window)
-        if self.padding is not None:
-            checks.tensor(self.padding, "padding", shape=("batch",), dtype="integers")
+        check_cache_size(self.max_len, self.sliding_window)
+        if self.left_padding is not None:
+            checks.tensor(self.left_padding, "left_padding", shape=("batch",), dtype_kind="integers")
 
     def __getitem__(self, layer: int) -> LayerCache:
-        """The cache of a layer's attention to its own tokens, made when it is first asked for."""
-        checks.whole_number(layer, "layer", at_least=0, at_most=MAX_LAYERS)
-        if (layer, "own") not in self._layers:
-            self._layers[layer, "own"] = self._made(layer)
-        return self._layers[layer, "own"]
+        """Return the self-attention cache of a layer; the first access creates it."""
+        checks.integer(layer, "layer", at_least=0, at_most=MAX_LAYERS)
+        if (layer, "self") not in self._layers:
+            self._layers[layer, "self"] = self._make_layer_cache(layer)
+        return self._layers[layer, "self"]
 
-    def _made(self, layer: int) -> LayerCache:
-        return LayerCache(self.longest, self.window)
+    def _make_layer_cache(self, layer: int) -> LayerCache:
+        return LayerCache(self.max_len, self.sliding_window)
 
-    def memory(self, layer: int) -> LayerCache:
-        """The cache of a layer's attention to an encoder's output, which is filled once."""
-        checks.whole_number(layer, "layer", at_least=0, at_most=MAX_LAYERS)
-        return self._layers.setdefault((layer, "memory"), LayerCache())
+    def cross_attention_cache(self, layer: int) -> LayerCache:
+        """Return the cross-attention cache of a layer, which the first call fills."""
+        checks.integer(layer, "layer", at_least=0, at_most=MAX_LAYERS)
+        return self._layers.setdefault((layer, "cross"), LayerCache())
 
     @property
     def length(self) -> int:
-        """How many tokens came in so far."""
+        """The number of tokens appended so far."""
         return self[0].length
 
     @property
     def nbytes(self) -> int:
-        return sum(r.nbytes for layer in self._layers.values() for r in layer._rows)
+        """The size of all buffers in bytes, including unused capacity."""
+        return sum(buffer.nbytes for layer in self._layers.values() for buffer in layer._buffers)
 
-    def positions(self, n: int, device: torch.device | None = None) -> Tensor:
-        """Where the next n tokens stand: (n,), or (batch, n) where prompts differ in length."""
-        checks.whole_number(n, "n", at_least=0, at_most=checks.MAX_SIZE)
-        return places(self.length, n, self.padding, None if device is None else checks.device(device))
+    def position_ids(self, n: int, device: torch.device | None = None) -> Tensor:
+        """Return the positions of the next n tokens: (n,), or (batch, n) with `left_padding`."""
+        checks.integer(n, "n", at_least=0, at_most=checks.MAX_DIM_SIZE)
+        return make_position_ids(self.length, n, self.left_padding, None if device is None else checks.device(device))
 
-    def seen(self, n: int) -> Mask | None:
-        """Which of the keys that the next n tokens will be shown are real ones; None: all are."""
-        checks.whole_number(n, "n", at_least=0, at_most=checks.MAX_SIZE)
-        if self.padding is None:
+    def padding_mask(self, n: int) -> Mask | None:
+        """Return the mask that hides padding from the next n tokens, or None if no padding is cached."""
+        checks.integer(n, "n", at_least=0, at_most=checks.MAX_DIM_SIZE)
+        if self.left_padding is None:
             return None
-        kept = self[0].kept
-        gone = self.length - kept
-        hidden = (self.padding - gone).clamp(min=0)
-        return padding(kept + n - hidden, side="left") if bool(hidden.any()) else None
+        cached = self[0].num_cached_tokens
+        hidden = (self.left_padding - (self.length - cached)).clamp(min=0)
+        return padding(cached + n - hidden, side="left") if bool(hidden.any()) else None
 
-    def check_whole(self, layers: int) -> None:
-        """Refuses to go on where layers hold different numbers of tokens: a call broke off between them."""
-        checks.whole_number(layers, "layers", at_least=0, at_most=MAX_LAYERS)
-        lengths = [self[place].length for place in range(layers)]
+    def check_equal_lengths(self, num_layers: int) -> None:
+        """Raise if layers hold different numbers of tokens, as after a forward pass that raised midway."""
+        checks.integer(num_layers, "num_layers", at_least=0, at_most=MAX_LAYERS)
+        lengths = [self[layer].length for layer in range(num_layers)]
         if min(lengths, default=0) != max(lengths, default=0):
-            raise SpecError(
-                f"all layers of a cache must hold the same tokens; got {max(lengths)} and {min(lengths)}, since a call "
-                f"broke off. Go back with crop({min(lengths)}), or make a new one."
+            raise ArgumentError(
+                f"all layers of a cache must hold the same number of tokens; got {max(lengths)} and {min(lengths)}, as "
+                f"after an interrupted call. Use crop({min(lengths)}), or make a new cache."
             )
 
     def crop(self, length: int) -> None:
-        """Forgets all but the first `length` tokens; at 0 also what the memory was."""
-        checks.whole_number(length, "length", at_least=0)
+        """Remove all but the first `length` tokens; `crop(0)` also clears the cross-attention caches."""
+        checks.integer(length, "length", at_least=0)
         for layer, kind in list(self._layers):
-            if kind == "own":
+            if kind == "self":
                 self._layers[layer, kind].crop(length)
             elif length == 0:
                 del self._layers[layer, kind]
 
     def reorder(self, order: Tensor) -> None:
-        """Batch element b goes on with what order[b] has seen."""
-        checks.tensor(order, "order", shape=("batch",), dtype="integers")
+        """Replace batch element b with batch element `order[b]` in all layers."""
+        checks.tensor(order, "order", shape=("batch",), dtype_kind="integers")
         for layer in self._layers.values():
             layer.reorder(order)
-        if self.padding is not None:
-            self.padding = self.padding.index_select(0, order)
+        if self.left_padding is not None:
+            self.left_padding = self.left_padding.index_select(0, order)
 
 
-def check_sizes(longest: int | None, window: int | None) -> None:
-    for name, number in (("longest", longest), ("window", window)):
+def check_cache_size(max_len: int | None, sliding_window: int | None) -> None:
+    for name, number in (("max_len", max_len), ("sliding_window", sliding_window)):
         if number is not None:
             checks.size(number, name)
-    if longest is not None and window is not None:
-        raise SpecError(f"a cache has one size: longest or window; got {longest} and {window}.")
+    if max_len is not None and sliding_window is not None:
+        raise ArgumentError(
+            f"a cache takes max_len or sliding_window, not both; got max_len={max_len}, "
+            f"sliding_window={sliding_window}."
+        )
 
 
-def check_rows(rows: tuple[Tensor, ...]) -> None:
-    """Refuses anything but tensors (batch, heads, n, width) of one batch size and length."""
-    if not rows:
-        raise SpecError("a cache needs rows to append; got none. Give keys and values, (batch, heads, n, width) each.")
-    for row in rows:
-        checks.tensor(row, "rows", shape=("batch", "heads", "n", "width"))
-        if (row.shape[0], row.shape[2]) != (rows[0].shape[0], rows[0].shape[2]):
-            raise SpecError(
-                "rows of one call must have the same batch size and length; got shapes "
-                f"{', '.join(str(tuple(each.shape)) for each in rows)}."
+def check_cache_tensors(tensors: tuple[Tensor, ...]) -> None:
+    """Raise unless all are tensors (batch, heads, n, dim) with the same batch size and length."""
+    if not tensors:
+        raise ArgumentError(
+            "append needs at least one tensor; got none. Pass keys and values, (batch, heads, n, head_dim) each."
+        )
+    for x in tensors:
+        checks.tensor(x, "tensors", shape=("batch", "heads", "n", "head_dim"))
+        if (x.shape[0], x.shape[2]) != (tensors[0].shape[0], tensors[0].shape[2]):
+            raise ArgumentError(
+                "tensors of one call must have the same batch size and length; got shapes "
+                f"{', '.join(str(tuple(tensor.shape)) for tensor in tensors)}."
             )
 
 
-def check_continues(rows: tuple[Tensor, ...], earlier: tuple[Tensor, ...]) -> None:
-    """Refuses rows of another number, head count, width or dtype than those in the cache."""
-    if len(rows) != len(earlier):
-        raise SpecError(f"this cache holds {len(earlier)} kinds of rows a token; got {len(rows)}.")
-    for row, old in zip(rows, earlier, strict=True):
-        if row.shape[1] != old.shape[1] or row.shape[3] != old.shape[3]:
-            raise SpecError(
-                f"rows must have shape (batch, {old.shape[1]}, n, {old.shape[3]}) as those in the cache; got "
-                f"{tuple(row.shape)}."
+def check_same_layout(tensors: tuple[Tensor, ...], cached: tuple[Tensor, ...]) -> None:
+    """Raise if the number, heads, head dimension or dtype of the tensors differ from those in the cache."""
+    if len(tensors) != len(cached):
+        raise ArgumentError(f"this cache holds {len(cached)} tensors; got {len(tensors)}.")
+    for x, old in zip(tensors, cached, strict=True):
+        if x.shape[1] != old.shape[1] or x.shape[3] != old.shape[3]:
+            raise ArgumentError(
+                f"tensors must have shape (batch, {old.shape[1]}, n, {old.shape[3]}) like those in the cache; got "
+                f"{tuple(x.shape)}."
             )
-        if row.dtype != old.dtype:
-            raise SpecError(f"rows must have the dtype of those in the cache, {old.dtype}; got {row.dtype}.")
+        if x.dtype != old.dtype:
+            raise ArgumentError(f"tensors must have the dtype of those in the cache, {old.dtype}; got {x.dtype}.")
 
 
-def places(first: int, n: int, padding: Tensor | None = None, device: torch.device | None = None) -> Tensor:
-    """Where n tokens stand that come after `first` others."""
-    at = torch.arange(first, first + n, device=device)
-    return at if padding is None else (at - padding.to(at.device).unsqueeze(-1)).clamp(min=0)
+def make_position_ids(
+    start: int, n: int, left_padding: Tensor | None = None, device: torch.device | None = None
+) -> Tensor:
+    """Return the positions of n tokens after the first `start` tokens; padding tokens do not count."""
+    positions = torch.arange(start, start + n, device=device)
+    if left_padding is None:
+        return positions
+    return (positions - left_padding.to(positions.device).unsqueeze(-1)).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Tokens into vectors, and vectors back into scores of tokens, by one and the same table."""
+"""Token embeddings that share their matrix with the output logits."""
 
 import math
 
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard import checks
-from regard.errors import SpecError
-from regard.nn import inputs
+from regard.errors import ArgumentError
+from regard.nn import input_checks
 
 
 class TokenEmbedding(nn.Embedding):
-    """A vector of `width` for each of `vocabulary` tokens; `logits` asks the same table which token a vector is like.
+    """Token embeddings (vocab_size, embed_dim) that are tied to the output: `logits` multiplies by the same matrix.
 
-    With `scaled` vectors are multiplied by √width on their way in, as in the first transformer.
+    With `scale_embedding=True` embeddings are multiplied by √embed_dim, as in the original transformer.
 
     >>> import torch
     >>> table = TokenEmbedding(100, 16)
@@ -23,27 +23,28 @@ class TokenEmbedding(nn.Embedding):
     (torch.Size([1, 2, 16]), torch.Size([1, 2, 100]))
     """
 
-    def __init__(self, vocabulary: int, width: int, *, scaled: bool = False) -> None:
-        checks.parameter("weight", checks.size(vocabulary, "vocabulary"), checks.size(width, "width"))
-        checks.flag(scaled, "scaled")
-        super().__init__(vocabulary, width)
-        self.factor = math.sqrt(width) if scaled else 1.0
-        nn.init.normal_(self.weight, std=1.0 / math.sqrt(width) if scaled else 0.02)
+    def __init__(self, vocab_size: int, embed_dim: int, *, scale_embedding: bool = False) -> None:
+        checks.parameter_size("weight", checks.size(vocab_size, "vocab_size"), checks.size(embed_dim, "embed_dim"))
+        checks.flag(scale_embedding, "scale_embedding")
+        super().__init__(vocab_size, embed_dim)
+        self.embed_scale = math.sqrt(embed_dim) if scale_embedding else 1.0
+        nn.init.normal_(self.weight, std=1.0 / math.sqrt(embed_dim) if scale_embedding else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        inputs.tokens(tokens)
-        x = super().forward(tokens) if torch.compiler.is_compiling() else self._vectors(tokens)
-        return x if self.factor == 1.0 else x * self.factor
+        """Return embeddings (..., embed_dim) of tokens (...)."""
+        input_checks.check_token_ids(tokens)
+        x = super().forward(tokens) if torch.compiler.is_compiling() else self._lookup(tokens)
+        return x if self.embed_scale == 1.0 else x * self.embed_scale
 
     def logits(self, x: Tensor) -> Tensor:
-        """Scores (..., vocabulary) of vectors (..., width)."""
-        return linear(inputs.any_vectors(x, "x", self.embedding_dim, self.weight), self.weight)
+        """Return logits (..., vocab_size) of x (..., embed_dim)."""
+        return linear(input_checks.check_last_dim(x, "x", self.embedding_dim, self.weight), self.weight)
 
-    def _vectors(self, tokens: Tensor) -> Tensor:
+    def _lookup(self, tokens: Tensor) -> Tensor:
         try:
             return super().forward(tokens)
         except IndexError:
-            least, most = int(tokens.min()), int(tokens.max())
-            raise SpecError(
-                f"tokens must be from 0 to {self.num_embeddings - 1}, the vocabulary; got {least} to {most}."
+            smallest, largest = int(tokens.min()), int(tokens.max())
+            raise ArgumentError(
+                f"tokens must be from 0 to {self.num_embeddings - 1}, vocab_size - 1; got {smallest} to {largest}."
             ) from None

@@ -1,35 +1,37 @@
-"""Normalisation of each vector: by mean and spread, or by its size alone."""
+"""Normalization layers: LayerNorm and RMSNorm."""
 
 from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from regard import checks
-from regard.nn.inputs import any_vectors
+from regard.nn.input_checks import check_last_dim
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / √(mean x² + eps) · weight. torch's own takes the smallest float for eps unless told otherwise; models do not.
+    """Root mean square normalization of x (..., normalized_shape): x / √(mean x² + eps) · weight.
+
+    The default `eps` is 1e-6, as in Llama; torch's default is the machine epsilon.
 
     >>> import torch
     >>> RMSNorm(2)(torch.tensor([3.0, 4.0]))
     tensor([0.8485, 1.1314], grad_fn=...)
     """
 
-    def __init__(self, width: int, eps: float = 1e-6) -> None:
-        checks.parameter("weight", checks.size(width, "width"))
-        super().__init__(width, eps=checks.finite_number(eps, "eps", at_least=0))
+    def __init__(self, normalized_shape: int, eps: float = 1e-6) -> None:
+        checks.parameter_size("weight", checks.size(normalized_shape, "normalized_shape"))
+        super().__init__(normalized_shape, eps=checks.finite_number(eps, "eps", at_least=0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(any_vectors(x, "x", self.normalized_shape[0], self.weight))
+        return super().forward(check_last_dim(x, "x", self.normalized_shape[0], self.weight))
 
 
 NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
-    "layer": lambda width, eps, bias: nn.LayerNorm(width, eps=eps, bias=bias),
-    "rms": lambda width, eps, _: RMSNorm(width, eps=eps),
+    "layer": lambda dim, eps, bias: nn.LayerNorm(dim, eps=eps, bias=bias),
+    "rms": lambda dim, eps, _: RMSNorm(dim, eps=eps),
 }
 
 
-def norm_of(kind: str, width: int, eps: float, bias: bool = True) -> nn.Module:
-    """Without `bias` a layer norm has none either, as in torch's stacks."""
-    return NORMS[checks.choice(kind, "norm", NORMS)](width, eps, bias)
+def make_norm(kind: str, dim: int, eps: float, bias: bool = True) -> nn.Module:
+    """Return the norm named `kind`. With `bias=False` a LayerNorm has no bias, as in `torch.nn.TransformerEncoder`."""
+    return NORMS[checks.choice(kind, "norm", NORMS)](dim, eps, bias)

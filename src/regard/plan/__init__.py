@@ -1,1 +1,1 @@
-"""HOW it is computed: which engine, in which tiles, at what cost."""
+"""The plan of a call: its backend, its tiles, its predicted cost and its text."""

@@ -1,105 +1,124 @@
-"""Which engine answers a spec: the first without objections; the others' objections are kept and shown."""
+"""Choose the backend of a spec: the first that supports it. The plan explains why the others do not run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
 from types import MappingProxyType
-from typing import Protocol
 
+from regard.backends.protocol import Backend
+from regard.cache import memoize
+from regard.call.spec import CallSpec
 from regard.checks import describe
-from regard.errors import EngineError
-from regard.plan.blocks import Tiles, blocks_without_data
-from regard.plan.report import Estimate, estimate, report
-from regard.spec.regions import Cover
-from regard.spec.spec import Spec
+from regard.errors import BackendError
+from regard.expr.coverage import TileCoverage
+from regard.plan.report import CostEstimate, estimate_cost, format_plan
+from regard.plan.tiling import Tiling, static_call_coverage
 
-ONLY_BY_NAME = "it keeps every pair in memory, so it runs only when asked for by name"
-
-
-class Candidate(Protocol):
-    """What planning needs to know of an engine."""
-
-    name: str
-    variant: str
-
-    def linear_memory(self, spec: Spec) -> bool: ...
-
-    def objections(self, spec: Spec) -> tuple[str, ...]: ...
-
-    def tiles(self, spec: Spec) -> Tiles: ...
+EXPLICIT_ONLY_REASON = "it stores every score, so it runs only if it is requested by name"
+_FIX = "Leave backend=None to let another backend run it, or change the call."
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a spec is answered: the engine, its tiles, and why the other engines were passed over.
+    """How a call runs: the backend, its tiles, and why the other backends do not run. Print it to read it.
 
-    `objections` has a tuple of sentences for every engine that is known; an empty one means it could. `cost` is
-    predicted from the spec and, where it is known, the mask's cover. Print a plan to read it.
+    Attributes:
+        spec: The shapes, dtype, mask, score and normalizer of the call.
+        backend: The name of the backend. In the result of a call it is the backend that ran.
+        tiling: The tile sizes.
+        has_linear_memory: Whether the backend needs O(n) memory.
+        variant: The build of the backend, such as its instruction set.
     """
 
-    spec: Spec
-    engine: str
-    tiles: Tiles
-    linear_memory: bool
-    objections: Mapping[str, tuple[str, ...]] = field(hash=False)
-    variant: str = ""  # which build of the engine
-    found: Cover | None = field(default=None, compare=False, repr=False)
+    spec: CallSpec
+    backend: str
+    tiling: Tiling
+    has_linear_memory: bool
+    variant: str = ""
+    candidates: tuple[Backend, ...] = field(default=(), repr=False)  # the backends among which this one was chosen
+    is_requested: bool = False  # by name
+    fallback_reasons: Mapping[str, str] = field(default_factory=dict, hash=False)  # of backends that failed on the data
+    known_coverage: TileCoverage | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def unsupported_reasons(self) -> Mapping[str, tuple[str, ...]]:
+        """For each backend, why it does not run the call; empty if it could."""
+        reasons = {b.name: _reasons(b, self.spec, self.is_requested) for b in self.candidates}
+        reasons |= {name: (reason,) for name, reason in self.fallback_reasons.items()}
+        return MappingProxyType(reasons)
 
     @property
-    def cover(self) -> Cover | None:
-        """Which tiles the mask leaves; None where that depends on data the plan was made without."""
-        return self.found or blocks_without_data(self.spec, self.tiles)
+    def coverage(self) -> TileCoverage | None:
+        """The tiles that the mask leaves; None if they depend on data that the plan was made without."""
+        return self.known_coverage or static_call_coverage(self.spec, self.tiling)
 
     @property
-    def cost(self) -> Estimate:
-        """Predicted floating-point operations, bytes moved and peak extra memory."""
-        return estimate(self.spec, self.tiles, self.linear_memory, self.cover)
+    def cost(self) -> CostEstimate:
+        """The predicted floating-point operations, bytes moved and extra memory."""
+        return estimate_cost(self.spec, self.tiling, self.has_linear_memory, self.coverage)
 
-    def covering(self, found: Cover) -> "Plan":
-        """The same plan, knowing which tiles the mask leaves."""
-        return replace(self, found=found)
+    def with_coverage(self, coverage: TileCoverage) -> "Plan":
+        """The plan with the tiles that the mask leaves."""
+        return replace(self, known_coverage=coverage)
+
+    def after_fallback(self, backend: Backend, reason: str) -> "Plan":
+        """The plan of a call that ran on `backend` because the planned backend did not support the data."""
+        return replace(
+            self,
+            backend=backend.name,
+            tiling=backend.tiling(self.spec),
+            has_linear_memory=backend.has_linear_memory(self.spec),
+            variant=backend.variant,
+            fallback_reasons={**self.fallback_reasons, self.backend: reason},
+        )
+
+    def report(self, debug: bool = False) -> str:
+        """The plan as text; with `debug`, the sizes of regard's caches as well."""
+        return format_plan(
+            self.spec,
+            self.backend,
+            self.variant,
+            self.tiling,
+            self.unsupported_reasons,
+            self.cost,
+            self.coverage,
+            debug,
+        )
 
     def __str__(self) -> str:
-        return report(self.spec, self.engine, self.variant, self.tiles, self.objections, self.cost, self.cover)
+        return self.report()
 
 
-def choose(spec: Spec, engines: Sequence[Candidate], name: str | None = None) -> Plan:
-    """The first of `engines` without an objection wins. One asked for by `name` never falls back.
+def choose_backend(spec: CallSpec, backends: Sequence[Backend], name: str | None = None) -> Plan:
+    """Plan a spec on the backend with this name, or on the first of `backends` that supports it.
 
-    An engine that would keep every pair in memory runs only when asked for.
+    A backend that stores every score is chosen only by name. A backend chosen by name must support the spec, else a
+    BackendError is raised. If only the data of a call turn out to be unsupported, the backend's fallback runs, and the
+    plan of the result says so.
     """
-    if name is not None and not isinstance(name, str):  # anything else may not be hashable
-        raise EngineError(f"engine must be one of {', '.join(e.name for e in engines)}; got {describe(name)}.")
-    chosen, objections = _chosen(spec, tuple(engines), name)
-    return Plan(spec, chosen.name, chosen.tiles(spec), chosen.linear_memory(spec), objections, chosen.variant)
+    if name is not None and not isinstance(name, str):  # other types may not be hashable
+        raise BackendError(f"backend must be one of {', '.join(b.name for b in backends)}; got {describe(name)}.")
+    return _choose(spec, tuple(backends), name)
 
 
-@lru_cache(maxsize=512)
-def _chosen(
-    spec: Spec, engines: tuple[Candidate, ...], name: str | None
-) -> tuple[Candidate, Mapping[str, tuple[str, ...]]]:
-    """The engine, and every engine's objections."""
-    known = {e.name: e for e in engines}
-    if name is not None and name not in known:
-        raise EngineError(f"engine must be one of {', '.join(known)}; got {name!r}.")
-    objections = {e.name: e.objections(spec) for e in known.values()}
+@memoize(512)
+def _choose(spec: CallSpec, backends: tuple[Backend, ...], name: str | None) -> Plan:
+    candidates = [b for b in backends if name in (None, b.name)]
+    if not candidates:
+        raise BackendError(f"backend must be one of {', '.join(b.name for b in backends)}; got {name!r}.")
+    for chosen in candidates:
+        if not _reasons(chosen, spec, name is not None):
+            linear = chosen.has_linear_memory(spec)
+            return Plan(spec, chosen.name, chosen.tiling(spec), linear, chosen.variant, backends, name is not None)
     if name is not None:
-        if objections[name]:
-            raise EngineError(
-                _sentence(f"engine {name!r} must be able to answer this, and it objects", {name: objections[name]})
-            )
-        chosen = known[name]
-    else:
-        for e in engines:
-            if not e.linear_memory(spec):
-                objections[e.name] = (ONLY_BY_NAME, *objections[e.name])
-        willing = [e for e in engines if not objections[e.name]]
-        if not willing:
-            raise EngineError(_sentence("some engine must be able to answer this, and all object", objections))
-        chosen = willing[0]
-    return chosen, MappingProxyType(objections)
+        raise BackendError(
+            f"backend {name!r} does not support this call: {'; '.join(candidates[0].unsupported_reasons(spec))}. {_FIX}"
+        )
+    reasons = "; ".join(f"{b.name}: {reason}" for b in backends for reason in _reasons(b, spec, False))
+    raise BackendError(f"no backend supports this call: {reasons}. {_FIX}")
 
 
-def _sentence(what: str, objections: Mapping[str, tuple[str, ...]]) -> str:
-    reasons = "; ".join(f"{name}: {reason}" for name, reasons in objections.items() for reason in reasons)
-    return f"{what}; got {reasons}. Leave engine=None to let another engine take it, or change the call."
+def _reasons(backend: Backend, spec: CallSpec, is_requested: bool) -> tuple[str, ...]:
+    """Why a backend does not run a spec."""
+    reasons = backend.unsupported_reasons(spec)
+    return reasons if is_requested or backend.has_linear_memory(spec) else (EXPLICIT_ONLY_REASON, *reasons)

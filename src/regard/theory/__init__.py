@@ -1,59 +1,63 @@
-"""The mathematics of attention as experiments: what a formula says, beside what the library computes.
+"""The mathematics of attention as experiments: formulas compared with values that the library computes.
 
 >>> from regard import theory
->>> print(theory.scaling(keys=256, samples=2000).agrees)
+>>> print(theory.score_scaling(num_keys=256, num_samples=2000).is_consistent)
 True
 """
 
-from regard.theory.bottleneck import bottleneck
-from regard.theory.catalogue import experiment, experiments
-from regard.theory.checks import (
+from regard.theory.check_result import CheckResult, Violation
+from regard.theory.experiment import Experiment, Slider
+from regard.theory.experiment_result import Claim, ExperimentResult
+from regard.theory.experiments.bottleneck import bottleneck
+from regard.theory.experiments.complexity import complexity
+from regard.theory.experiments.equivariance import equivariance
+from regard.theory.experiments.gradient_flow import gradient_flow
+from regard.theory.experiments.gradients import gradients
+from regard.theory.experiments.heat_diffusion import heat_diffusion
+from regard.theory.experiments.kernel_methods import kernel_methods
+from regard.theory.experiments.rank_collapse import rank_collapse
+from regard.theory.experiments.score_scaling import score_scaling
+from regard.theory.experiments.shaped_attention import shaped_attention
+from regard.theory.experiments.token_clustering import token_clustering
+from regard.theory.layer_checks import (
+    check_batch_independence,
     check_causality,
     check_equivariance,
-    check_independence,
-    check_normalised,
-    influence,
+    check_normalized,
+    position_influence,
 )
-from regard.theory.clustering import clustering
-from regard.theory.collapse import collapse
-from regard.theory.complexity import complexity
-from regard.theory.equivariance import equivariance
-from regard.theory.experiment import Experiment, Slider
-from regard.theory.finding import Finding, Place
-from regard.theory.flow import flow
-from regard.theory.gradients import gradients
-from regard.theory.heat import heat
-from regard.theory.kernels import kernels
-from regard.theory.outcome import Claim, Outcome
-from regard.theory.paths import PathNorms, gradient_path_norms
-from regard.theory.scaling import scaling
-from regard.theory.shaped import shaped
+from regard.theory.registry import get_experiment, list_experiments
+from regard.theory.residual_gradients import PathNorms, gradient_path_norms
 
 __all__ = [
+    "CheckResult",
     "Claim",
     "Experiment",
-    "Finding",
-    "Outcome",
+    "ExperimentResult",
     "PathNorms",
-    "Place",
     "Slider",
+    "Violation",
     "bottleneck",
+    "check_batch_independence",
     "check_causality",
     "check_equivariance",
-    "check_independence",
-    "check_normalised",
-    "clustering",
-    "collapse",
+    "check_normalized",
     "complexity",
     "equivariance",
-    "experiment",
-    "experiments",
-    "flow",
+    "get_experiment",
+    "gradient_flow",
     "gradient_path_norms",
     "gradients",
-    "heat",
-    "influence",
-    "kernels",
-    "scaling",
-    "shaped",
+    "heat_diffusion",
+    "kernel_methods",
+    "list_experiments",
+    "position_influence",
+    "rank_collapse",
+    "score_scaling",
+    "shaped_attention",
+    "token_clustering",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,46 +1,55 @@
-"""Valid calls of `regard` itself: attention and its variants, merge, results and their weights, masks' own methods."""
+"""Valid calls of the functions of `regard` itself, and of the methods of attention weights."""
 
 from typing import Any
 
 import regard
-from regard import attend, measure
+from regard import attention_with_weights, measure
 from tests.sweeps.valid_calls.inputs import numbers, qkv
-from tests.sweeps.valid_calls.table import Arguments, ValidCall, given
+from tests.sweeps.valid_calls.table import Arguments, ValidCall, args
 
 
-def packed() -> Arguments:
+def varlen() -> Arguments:
     q, k, v = (numbers(7, 2, 8, seed=seed).transpose(0, 1)[0] for seed in range(3))
-    return given(q, k, v, [3, 4])
+    return args(q, k, v, [3, 4])
 
 
-def parts() -> Arguments:
-    halves = [attend(*qkv()), attend(*qkv())]
-    return given(*((one.output, one.lse) for one in halves))
+def partial_results() -> Arguments:
+    halves = [attention_with_weights(*qkv()), attention_with_weights(*qkv())]
+    return args(*((half.output, half.lse) for half in halves))
 
 
-def named(name: str, arguments: Any = lambda: given(*qkv())) -> ValidCall:
+def valid_call(name: str, arguments: Any = lambda: args(*qkv())) -> ValidCall:
     return ValidCall(f"regard.{name}", lambda: getattr(regard, name), arguments)
 
 
 CALLS = [
-    named("attention"),
-    named("attend"),
-    named("explain"),
-    named("attention_packed", packed),
-    named("merge", parts),
-    named("compare", lambda: given(*qkv(), {}, {"mask": regard.mask.causal()}, rounds=1)),
-    named("steps", lambda: given(*(x[0, 0, :3, :2] for x in qkv()))),
-    named("engines", lambda: given()),
-    named("clear_caches", lambda: given()),
-    named("mechanisms", lambda: given()),
-    named("replacing_sdpa", lambda: given()),
-    named("scaled_dot_product_attention"),
-    ValidCall("regard.Weights.__getitem__", lambda: attend(*qkv()).weights.__getitem__, lambda: given((0, 1, 2))),
-    ValidCall("regard.Weights.measure", lambda: attend(*qkv()).weights.measure, lambda: given(measure.entropy)),
-    ValidCall("regard.Weights.dense", lambda: attend(*qkv()).weights.dense, lambda: given()),
+    valid_call("attention"),
+    valid_call("attention_with_weights"),
+    valid_call("explain"),
+    valid_call("attention_varlen", varlen),
+    valid_call("merge_states", partial_results),
+    valid_call("compare", lambda: args(*qkv(), {}, {"mask": regard.mask.causal()}, rounds=1)),
+    valid_call("steps", lambda: args(*(x[0, 0, :3, :2] for x in qkv()))),
+    valid_call("available_backends", lambda: args()),
+    valid_call("clear_caches", lambda: args()),
+    valid_call("override_sdpa", lambda: args()),
+    valid_call("scaled_dot_product_attention"),
+    ValidCall(
+        "regard.weights.Weights.__getitem__",
+        lambda: attention_with_weights(*qkv()).weights.__getitem__,
+        lambda: args((0, 1, 2)),
+    ),
+    ValidCall(
+        "regard.weights.Weights.measure",
+        lambda: attention_with_weights(*qkv()).weights.measure,
+        lambda: args(measure.entropy),
+    ),
+    ValidCall(
+        "regard.weights.Weights.to_dense", lambda: attention_with_weights(*qkv()).weights.to_dense, lambda: args()
+    ),
 ]
 
 LEFT_OUT = {
-    "regard.Attended": "a result, made by attend",
-    "regard.look": "opens the explorer; tests/explorer",
+    "regard.AttentionResult": "returned by attention_with_weights",
+    "regard.explore": "opens the explorer; tests/explorer",
 }

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import attend, attention
+from regard import attention, attention_with_weights
 
 BATCH, HEADS, LENGTH, WIDTH = 1, 2, 6, 8
 
@@ -31,4 +31,4 @@ def in_attention(name: str) -> Any:
 
 
 def in_weights(*measures: Any) -> Any:
-    return attend(*qkv()).weights.measure(*measures)
+    return attention_with_weights(*qkv()).weights.measure(*measures)

@@ -1,24 +1,29 @@
-"""Valid calls of `regard.integrations`: SDPA's own function is in `core`; here are ONNX's operators."""
+"""Valid calls of `regard.integrations`: the ONNX operators; SDPA is in `core`."""
 
-from regard.integrations import onnx, onnx_linear
+from regard.integrations import onnx
 from tests.sweeps.valid_calls.inputs import numbers, qkv
-from tests.sweeps.valid_calls.table import ValidCall, given
+from tests.sweeps.valid_calls.table import ValidCall, args
 
-# ONNX's flags are whole numbers, a window of -1 has no bound, and four dimensions need no number of heads
+# flags of ONNX are integers, a window of -1 has no limit, and 4-D inputs do not need the number of heads
 FLAGS = dict.fromkeys(("is_causal", "interleaved", "left_window_size", "right_window_size", "num_heads"), "-1")
 
 CALLS = [
-    ValidCall("regard.integrations.onnx.attention", lambda: onnx.attention, lambda: given(*qkv()), accepts=FLAGS),
     ValidCall(
-        "regard.integrations.onnx.rotary_embedding",
-        lambda: onnx.rotary_embedding,
-        lambda: given(qkv()[0], numbers(1, 6, 4), numbers(1, 6, 4)),
+        "regard.integrations.onnx.attention",
+        lambda: onnx.attention,
+        lambda: args(*qkv()),
         accepts=FLAGS,
     ),
     ValidCall(
-        "regard.integrations.onnx_linear.linear_attention",
-        lambda: onnx_linear.linear_attention,
-        lambda: given(
+        "regard.integrations.onnx.rotary_embedding",
+        lambda: onnx.rotary_embedding,
+        lambda: args(qkv()[0], numbers(1, 6, 4), numbers(1, 6, 4)),
+        accepts=FLAGS,
+    ),
+    ValidCall(
+        "regard.integrations.onnx.linear_attention",
+        lambda: onnx.linear_attention,
+        lambda: args(
             *(numbers(1, 6, 16, seed=n) for n in range(3)), q_num_heads=2, kv_num_heads=2, update_rule="linear"
         ),
     ),
@@ -26,6 +31,6 @@ CALLS = [
 
 LEFT_OUT: dict[str, str] = {
     "regard.integrations.onnx.AttentionOutputs": "a result",
-    "regard.integrations.onnx_linear.LinearAttentionOutputs": "a result",
-    "regard.integrations.huggingface": "its functions are called by transformers alone; tests/integrations",
+    "regard.integrations.onnx.LinearAttentionOutputs": "a result",
+    "regard.integrations.huggingface.attention_interface": "only transformers calls its functions; tests/integrations",
 }

@@ -1,19 +1,19 @@
-"""Valid calls of `regard.measure`; each measure is then taken of some weights."""
+"""Valid calls of `regard.measure`; each measure is then computed on weights."""
 
 from typing import Any
 
 from regard import mask, measure
 from tests.sweeps.valid_calls.inputs import in_weights
-from tests.sweeps.valid_calls.table import ValidCall, given
+from tests.sweeps.valid_calls.table import ValidCall, args
 
 
-def named(name: str, *positional: Any) -> ValidCall:
-    return ValidCall(f"regard.measure.{name}", lambda: getattr(measure, name), lambda: given(*positional), in_weights)
+def valid_call(name: str, *positional: Any) -> ValidCall:
+    return ValidCall(f"regard.measure.{name}", lambda: getattr(measure, name), lambda: args(*positional), in_weights)
 
 
-CALLS = [named("top", 2), named("pool", 3, 3), named("mass", mask.causal())]
+CALLS = [valid_call("topk", 2), valid_call("pooled_map", 3, 3), valid_call("mass", mask.causal())]
 
 LEFT_OUT = {
     f"regard.measure.{name}": "made and called by the pass over the weights"
-    for name in ("Measure", "Measured", "Pooled", "Running", "Top", "WeightTile")
+    for name in ("Measure", "Measurements", "MeasureState", "PooledMap", "TopKWeights", "WeightTile")
 }

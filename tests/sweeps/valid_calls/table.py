@@ -1,4 +1,4 @@
-"""Entries of the table of valid calls: a public callable, how to call it, and reviewed odd values that it accepts."""
+"""Entries of the table of valid calls: a public callable, valid arguments, and unusual values that it may accept."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,23 +19,23 @@ class ValidCall:
 
     name: the public dotted name; a method is `module.Class.method`.
     function: returns the callable, a fresh bound method where calls change the object.
-    arguments: returns the arguments, made anew for each call.
-    then: uses the result (a mask in `attention`, a generator to its end), because some arguments are only read there.
-    accepts: argument -> labels of odd values that the call may accept, reviewed by hand.
-    skip: arguments that are not replaced, with a reason.
+    arguments: returns the arguments, created for each call.
+    use: uses the result (a mask in `attention`, a generator to its end), because some arguments are only read there.
+    accepts: labels of unusual values that the call may accept, reviewed by hand, by argument.
+    skip: the reason why an argument is not replaced, by argument.
     """
 
     name: str
     function: Callable[[], Callable[..., Any]]
     arguments: Callable[[], Arguments]
-    then: Callable[[Any], object] | None = None
+    use: Callable[[Any], object] | None = None
     accepts: Mapping[str, str] = field(default_factory=dict)
     skip: Mapping[str, str] = field(default_factory=dict)
 
 
 class Enough(BaseException):
-    """Raised by a callback of a valid call that would take long: the arguments were accepted."""
+    """Raised by a callback to end a slow valid call whose arguments were accepted."""
 
 
-def given(*positional: Any, **keywords: Any) -> Arguments:
+def args(*positional: Any, **keywords: Any) -> Arguments:
     return Arguments(positional, keywords)

@@ -6,24 +6,24 @@ import torch
 
 from regard import theory
 from tests.sweeps.valid_calls.inputs import numbers
-from tests.sweeps.valid_calls.table import Arguments, Enough, ValidCall, given
+from tests.sweeps.valid_calls.table import Arguments, Enough, ValidCall, args
 
 
-def stop(share: float) -> None:
+def stop(fraction: float) -> None:
     raise Enough
 
 
 SMALL: dict[str, dict[str, Any]] = {
-    "bottleneck": {"samples": 50},
-    "collapse": {"tokens": 4, "layers": 2},
-    "complexity": {"width": 4, "tokens": 8, "window": 2},
-    "equivariance": {"tokens": 4, "width": 4},
-    "flow": {"tokens": 3, "time": 0.5},
-    "gradients": {"tokens": 4, "width": 4, "layers": 2},
-    "heat": {"width": 2, "time": 0.5},
-    "kernels": {"tokens": 8, "steps": 5},
-    "scaling": {"keys": 64, "samples": 200},
-    "shaped": {"width": 16, "samples": 200},
+    "bottleneck": {"num_samples": 50},
+    "rank_collapse": {"num_tokens": 4, "num_layers": 2},
+    "complexity": {"embed_dim": 4, "num_tokens": 8, "window": 2},
+    "equivariance": {"num_tokens": 4, "embed_dim": 4},
+    "gradient_flow": {"num_tokens": 3, "time": 0.5},
+    "gradients": {"num_tokens": 4, "embed_dim": 4, "num_layers": 2},
+    "heat_diffusion": {"dim": 2, "time": 0.5},
+    "kernel_methods": {"num_tokens": 8, "steps": 5},
+    "score_scaling": {"num_keys": 64, "num_samples": 200},
+    "shaped_attention": {"embed_dim": 16, "num_samples": 200},
 }
 
 
@@ -32,9 +32,9 @@ def layer() -> Any:
     return torch.nn.Linear(4, 4)
 
 
-def named(name: str, *positional: Any, **keywords: Any) -> ValidCall:
+def valid_call(name: str, *positional: Any, **keywords: Any) -> ValidCall:
     def arguments() -> Arguments:
-        return given(*(one() if isinstance(one, type(layer)) else one for one in positional), **keywords)
+        return args(*(value() if isinstance(value, type(layer)) else value for value in positional), **keywords)
 
     return ValidCall(f"regard.theory.{name}", lambda: getattr(theory, name), arguments)
 
@@ -44,24 +44,27 @@ def quick(name: str) -> ValidCall:
     return ValidCall(
         f"regard.theory.{name}",
         lambda: getattr(theory, name),
-        lambda: given(progress=stop, **SMALL[name]),
-        skip={"progress": "without it the whole experiment runs"},
+        lambda: args(progress=stop, **SMALL[name]),
+        skip={"progress": "the experiment would run to its end"},
     )
 
 
 CALLS = [
-    named("check_causality", layer, 4, lengths=(1, 3)),
-    named("check_equivariance", layer, 4, lengths=(1, 3)),
-    named("check_independence", layer, 4, lengths=(1, 3)),
-    named("check_normalised", torch.softmax(numbers(2, 3), -1)),
-    named("influence", layer, numbers(1, 3, 4)),
-    named("gradient_path_norms", lambda: torch.nn.TransformerEncoderLayer(4, 2, 8), numbers(3, 1, 4)),
-    named("experiment", "scaling"),
-    named("experiments"),
+    valid_call("check_causality", layer, 4, lengths=(1, 3)),
+    valid_call("check_equivariance", layer, 4, lengths=(1, 3)),
+    valid_call("check_batch_independence", layer, 4, lengths=(1, 3)),
+    valid_call("check_normalized", torch.softmax(numbers(2, 3), -1)),
+    valid_call("position_influence", layer, numbers(1, 3, 4)),
+    valid_call("gradient_path_norms", lambda: torch.nn.TransformerEncoderLayer(4, 2, 8), numbers(3, 1, 4)),
+    valid_call("get_experiment", "score_scaling"),
+    valid_call("list_experiments"),
     *(quick(name) for name in SMALL),
 ]
 
 LEFT_OUT = {
-    f"regard.theory.{name}": "a result"
-    for name in ("Claim", "Experiment", "Finding", "Outcome", "PathNorms", "Place", "Slider")
-} | {"regard.theory.clustering": "takes seconds with the smallest settings; tests/theory"}
+    **{
+        f"regard.theory.{name}": "a result"
+        for name in ("CheckResult", "Claim", "Experiment", "ExperimentResult", "PathNorms", "Slider", "Violation")
+    },
+    "regard.theory.token_clustering": "takes seconds with the smallest settings; tests/theory",
+}

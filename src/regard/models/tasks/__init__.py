@@ -1,4 +1,4 @@
-"""What the models of `regard.models` are trained on, and how well they must do: one file a task."""
+"""The training tasks of the models in `regard.models`: model, data, recipe and test, one file per task."""
 
 from importlib import import_module
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from regard.errors import LoadError, SpecError
-from regard.models.train import Task
+from regard.errors import ArgumentError, LoadError
+from regard.models.training import Task
 
-_WHERE = {
+_TASKS = {
     "language": ("language", "LanguageTask"),
     "dates": ("dates", "DatesTask"),
     "bottleneck": ("bottleneck", "BottleneckTask"),
@@ -21,31 +21,41 @@ _WHERE = {
 }
 
 
-def names() -> tuple[str, ...]:
-    return tuple(_WHERE)
+def task_names() -> tuple[str, ...]:
+    """Return the names of all tasks.
+
+    >>> task_names()[:3]
+    ('language', 'dates', 'bottleneck')
+    """
+    return tuple(_TASKS)
 
 
-def check_name(name: str) -> None:
-    """Raises `SpecError` unless there is a task of this name."""
-    if name not in _WHERE:
-        raise SpecError(f"the task must be one of {', '.join(_WHERE)}; got {name!r}.")
+def check_task_name(name: str) -> None:
+    """Raise `ArgumentError` unless there is a task of this name."""
+    if name not in _TASKS:
+        raise ArgumentError(f"the task must be one of {', '.join(_TASKS)}; got {name!r}.")
 
 
-def task(name: str, data: str | Path = "data") -> Task:
-    """The task of a name; `data` is the folder that `make data` fills."""
-    check_name(name)
-    module, maker = _WHERE[name]
-    made: Task = getattr(import_module(f"regard.models.tasks.{module}"), maker)(Path(data))
-    return made
+def get_task(name: str, data: str | Path = "data") -> Task:
+    """Return the task called `name`; `data` is the folder that `make data` downloads to.
+
+    >>> get_task("dates").recipe.steps
+    1200
+    """
+    check_task_name(name)
+    module, class_name = _TASKS[name]
+    task: Task = getattr(import_module(f"regard.models.tasks.{module}"), class_name)(Path(data))
+    return task
 
 
-def made(name: str, words: dict[str, Any]) -> nn.Module:
-    """The model of a task that a file of weights is for, by what the file says of it; nothing in it is trained yet."""
-    if not isinstance(name, str) or name not in _WHERE:
-        raise LoadError(f"weights must be of one of {', '.join(_WHERE)}; got {name!r}.")
+def build_model(name: str, config: dict[str, Any]) -> nn.Module:
+    """Return an untrained model of a task, built from the configuration that is saved with its weights."""
+    if not isinstance(name, str) or name not in _TASKS:
+        raise LoadError(f"weights must be of one of the tasks {', '.join(_TASKS)}; got {name!r}.")
     try:
-        found: nn.Module = import_module(f"regard.models.tasks.{_WHERE[name][0]}").made(words)
+        model: nn.Module = import_module(f"regard.models.tasks.{_TASKS[name][0]}").build_model(config)
     except (KeyError, TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as error:
-        got = str(words)[:200]
-        raise LoadError(f"weights of {name!r} must say how their model is made; got {got} ({error}).") from None
-    return found
+        raise LoadError(
+            f"weights of the task {name!r} must have a valid model configuration; got {str(config)[:200]} ({error})."
+        ) from None
+    return model

@@ -1,271 +1,339 @@
-"""Pictures of digits, and what they show, in words: "at the top a seven left of a two , at the bottom a pair of ones".
+"""Captioning of images of digits, such as "at the top a seven left of a two , at the bottom a pair of ones".
 
-A canvas has four cells, row by row. One to four of them, as often each, have a digit of MNIST, a little off the middle.
-The first word says how to read it: across, which goes through the rows, or down, which goes through the columns.
-Everything else follows from the canvas: each caption describes one arrangement, which has one caption each way.
+A canvas has four cells in two rows. One to four cells, with equal probability, hold an MNIST digit at a slightly random
+position. The first token of a caption is the reading order: across (by rows) or down (by columns). It determines the
+rest of the caption: canvas and reading order have exactly one caption.
 
-    caption    line [, line]             a row if across, a column if down; empty ones are left out
-    line       at the top, at the bottom; on the left, on the right: then
-               a seven on the left       one digit, and in which of the two cells
-               a pair of sevens          twice the same
-               a seven left of a two     two digits, across; down it is: above
+    caption    line [, line]                     a line is a row (across) or a column (down); empty lines are omitted
+    line       at the top | at the bottom        then one of (for down: on the left | on the right)
+               a seven on the left               one digit and its cell
+               a pair of sevens                  two equal digits
+               a seven left of a two             two different digits (for down: above)
 
-One image of a digit in ten is held out; canvases are tested that are made of those alone. It is a part of the images
-that was not looked at while the recipe was chosen.
+One digit image in ten is held out; test canvases contain only held-out images. The recipe was chosen without them.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from regard.cache import memoize
 from regard.errors import LoadError
-from regard.models.multimodal import Describer
-from regard.models.tasks.digits import Labelled, moved
-from regard.models.train import Outcome, Recipe, answers
+from regard.models.multimodal import ImageCaptioner
+from regard.models.tasks.digits import LabeledImages, random_affine
+from regard.models.training import BatchResult, Recipe, classification_result
 from regard.models.vision import ImageEncoder
-from regard.nn.block import Design
-from regard.nn.generate import generate
-from regard.nn.position import Learned
+from regard.nn.block import BlockConfig
+from regard.nn.generation import generate
+from regard.nn.position_encoding import LearnedPositionalEmbedding
 
-SIDE = 28  # pixels of a digit
-CELL = 32  # pixels of a cell
-PATCH = 8  # pixels of a patch: 16 patches a cell
-DARK, BRIGHT = -0.3, 2.7  # numbers for pixels: about 0 in the mean, and far enough apart to be learned from
-SHIFT, TURN, GROW = 2.0, 0.2, 0.1  # what is done to a digit before it is learned from; see `moved`
-HELD_OUT, PART = 10, 1  # of so many parts of the images this one is not trained on
-BATCH = 64
-TESTED = 2000
+DIGIT_SIZE = 28  # pixels
+CELL_SIZE = 32  # pixels
+PATCH_SIZE = 8  # pixels: 16 patches per cell
+BACKGROUND_VALUE, FOREGROUND_VALUE = -0.3, 2.7  # pixel values with a mean of about 0
+MAX_SHIFT_PIXELS, MAX_ROTATION_RADIANS, MAX_LOG_SCALE = 2.0, 0.2, 0.1  # augmentation; see `random_affine`
+NUM_FOLDS, TEST_FOLD = 10, 1
+BATCH_SIZE = 64
+NUM_TEST_CANVASES = 2000
 
-NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-PLURALS = ["zeros", "ones", "twos", "threes", "fours", "fives", "sixes", "sevens", "eights", "nines"]
-ROWS, COLUMNS = ("at the top", "at the bottom"), ("on the left", "on the right")
+DIGIT_NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+DIGIT_PLURALS = ["zeros", "ones", "twos", "threes", "fours", "fives", "sixes", "sevens", "eights", "nines"]
+ROW_PHRASES, COLUMN_PHRASES = ("at the top", "at the bottom"), ("on the left", "on the right")
 PAD, END = "<pad>", "<end>"
-WORDS = [PAD, END, "across", "down", "at", "the", "top", "bottom", "on", "left", "right", ",", "a", "an", "pair", "of"]
-WORDS += ["above", *NAMES, *PLURALS]
-LONGEST = 21  # words, with how to read and the end
+VOCABULARY = [
+    PAD,
+    END,
+    "across",
+    "down",
+    "at",
+    "the",
+    "top",
+    "bottom",
+    "on",
+    "left",
+    "right",
+    ",",
+    "a",
+    "an",
+    "pair",
+    "of",
+]
+VOCABULARY += ["above", *DIGIT_NAMES, *DIGIT_PLURALS]
+MAX_CAPTION_TOKENS = 21  # including the reading order and END
 
 
-class Word(NamedTuple):
+class CaptionWord(NamedTuple):
     """A word of a caption, and the cells whose digits it names."""
 
     text: str
     cells: tuple[int, ...] = ()
 
 
-class Way(NamedTuple):
-    """How a canvas is read: its lines and their cells, where a digit can be in a line, and the words between two."""
+class ReadingOrder(NamedTuple):
+    """The phrases and cells of the two lines, the phrases of the cells in a line, and the separator of two digits."""
 
-    lines: tuple[str, str]
+    line_phrases: tuple[str, str]
     cells: tuple[tuple[int, int], tuple[int, int]]
-    places: tuple[str, str]
-    between: str
+    cell_phrases: tuple[str, str]
+    separator: str
 
 
-WAYS = {
-    "across": Way(ROWS, ((0, 1), (2, 3)), COLUMNS, "left of"),
-    "down": Way(COLUMNS, ((0, 2), (1, 3)), ROWS, "above"),
+READING_ORDERS = {
+    "across": ReadingOrder(ROW_PHRASES, ((0, 1), (2, 3)), COLUMN_PHRASES, "left of"),
+    "down": ReadingOrder(COLUMN_PHRASES, ((0, 2), (1, 3)), ROW_PHRASES, "above"),
 }
 
 
-def described(digits: Sequence[int | None], way: str) -> list[Word]:
-    """The caption of four cells, row by row; None is an empty one.
+def make_caption(digits: Sequence[int | None], reading_order: str) -> list[CaptionWord]:
+    """Return the caption of four cells in row-major order; None is an empty cell.
 
-    >>> " ".join(word.text for word in described([7, 2, None, 3], "across"))
+    >>> " ".join(word.text for word in make_caption([7, 2, None, 3], "across"))
     'at the top a seven left of a two , at the bottom a three on the right'
-    >>> " ".join(word.text for word in described([8, None, 8, 3], "down"))
+    >>> " ".join(word.text for word in make_caption([8, None, 8, 3], "down"))
     'on the left a pair of eights , on the right a three at the bottom'
     """
-    chosen = WAYS[way]
-    caption: list[Word] = []
-    for line, cells in zip(chosen.lines, chosen.cells, strict=True):
-        told = _line(digits, cells, chosen)
-        if told:
-            caption += [*_plain("," if caption else ""), *_plain(line), *told]
+    order = READING_ORDERS[reading_order]
+    caption: list[CaptionWord] = []
+    for phrase, cells in zip(order.line_phrases, order.cells, strict=True):
+        words = _line_words(digits, cells, order)
+        if words:
+            caption += [*_words("," if caption else ""), *_words(phrase), *words]
     return caption
 
 
-def _line(digits: Sequence[int | None], cells: tuple[int, int], way: Way) -> list[Word]:
-    one, two = (_named(digits[cell], cell) for cell in cells)
-    if one and two:
+def _line_words(digits: Sequence[int | None], cells: tuple[int, int], reading_order: ReadingOrder) -> list[CaptionWord]:
+    first, second = (_digit_words(digits[cell], cell) for cell in cells)
+    if first and second:
         if digits[cells[0]] == digits[cells[1]]:
-            return [*_plain("a pair of"), Word(PLURALS[digits[cells[0]] or 0], cells)]
-        return [*one, *_plain(way.between), *two]
-    return [*one, *_plain(way.places[0])] if one else [*two, *_plain(way.places[1])] if two else []
+            return [*_words("a pair of"), CaptionWord(DIGIT_PLURALS[digits[cells[0]] or 0], cells)]
+        return [*first, *_words(reading_order.separator), *second]
+    if first:
+        return [*first, *_words(reading_order.cell_phrases[0])]
+    if second:
+        return [*second, *_words(reading_order.cell_phrases[1])]
+    return []
 
 
-def _named(digit: int | None, cell: int) -> list[Word]:
+def _digit_words(digit: int | None, cell: int) -> list[CaptionWord]:
     if digit is None:
         return []
-    return [Word("an" if NAMES[digit] == "eight" else "a"), Word(NAMES[digit], (cell,))]
+    return [CaptionWord("an" if DIGIT_NAMES[digit] == "eight" else "a"), CaptionWord(DIGIT_NAMES[digit], (cell,))]
 
 
-def _plain(text: str) -> list[Word]:
-    return [Word(word) for word in text.split()]
+def _words(text: str) -> list[CaptionWord]:
+    return [CaptionWord(word) for word in text.split()]
 
 
-@cache
-def _places() -> dict[str, int]:
-    return {word: place for place, word in enumerate(WORDS)}
+@memoize()
+def _token_ids() -> dict[str, int]:
+    return {word: index for index, word in enumerate(VOCABULARY)}
 
 
 def encode(captions: Sequence[Sequence[str]]) -> Tensor:
-    """Words as tokens (batch, longest), filled up at the end."""
-    place = _places()
-    rows = torch.full((len(captions), max(map(len, captions))), place[PAD])
-    for row, caption in zip(rows, captions, strict=True):
-        row[: len(caption)] = torch.tensor([place[word] for word in caption])
-    return rows
+    """Return the tokens (batch, n) of captions, padded at the end."""
+    ids = _token_ids()
+    tokens = torch.full((len(captions), max(map(len, captions))), ids[PAD])
+    for row, caption in zip(tokens, captions, strict=True):
+        row[: len(caption)] = torch.tensor([ids[word] for word in caption])
+    return tokens
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """What was written before the end."""
-    words = [WORDS[token] for token in tokens]
+    """Return the text of tokens up to END."""
+    words = [VOCABULARY[token] for token in tokens]
     return " ".join(words[: words.index(END)] if END in words else words)
 
 
 @dataclass(frozen=True, eq=False)
-class Canvases:
-    """images (batch, 1, height, width) of numbers from DARK to BRIGHT, what lies in the four cells of each, and how
-    each is to be read."""
+class CanvasBatch:
+    """A batch of canvases: images (batch, 1, height, width), digits of the cells (None: empty) and reading orders."""
 
     images: Tensor
     digits: list[list[int | None]]
-    ways: list[str]
+    reading_orders: list[str]
 
     @cached_property
-    def captions(self) -> list[list[Word]]:
-        return [described(digits, way) for digits, way in zip(self.digits, self.ways, strict=True)]
+    def captions(self) -> list[list[CaptionWord]]:
+        """The captions, without reading order and END."""
+        return [make_caption(digits, order) for digits, order in zip(self.digits, self.reading_orders, strict=True)]
 
     @cached_property
     def tokens(self) -> Tensor:
-        """How to read, the caption and its end, as tokens (batch, longest)."""
-        said = [[word.text for word in caption] for caption in self.captions]
-        return encode([[way, *words, END] for way, words in zip(self.ways, said, strict=True)])
+        """The tokens (batch, n) of reading order, caption and END."""
+        texts = [[word.text for word in caption] for caption in self.captions]
+        return encode([[order, *words, END] for order, words in zip(self.reading_orders, texts, strict=True)])
 
 
-def drawn(source: Labelled, count: int, draw: torch.Generator, *, turn: float = 0.0, grow: float = 0.0) -> Canvases:
-    """New canvases of images from a source."""
-    many = torch.randint(1, 5, (count, 1), generator=draw)
-    filled = torch.rand(count, 4, generator=draw).argsort(1) < many
-    chosen = torch.randint(len(source), (count, 4), generator=draw)
-    cells = moved(source.images[chosen.flatten()], CELL, draw, shift=SHIFT, turn=turn, grow=grow)
-    cells = cells.view(count, 2, 2, CELL, CELL) * filled.view(count, 2, 2, 1, 1)
-    images = DARK + (BRIGHT - DARK) * cells.transpose(2, 3).reshape(count, 1, 2 * CELL, 2 * CELL)
-    labels = torch.where(filled, source.digits[chosen], -1).tolist()
+def sample_canvases(
+    source: LabeledImages,
+    count: int,
+    generator: torch.Generator,
+    *,
+    max_rotation: float = 0.0,
+    max_log_scale: float = 0.0,
+) -> CanvasBatch:
+    """Return `count` random canvases with digits from `source`; see `random_affine` for the other arguments."""
+    num_digits = torch.randint(1, 5, (count, 1), generator=generator)
+    is_filled = torch.rand(count, 4, generator=generator).argsort(1) < num_digits
+    indices = torch.randint(len(source), (count, 4), generator=generator)
+    cells = random_affine(
+        source.images[indices.flatten()],
+        CELL_SIZE,
+        generator,
+        max_shift=MAX_SHIFT_PIXELS,
+        max_rotation=max_rotation,
+        max_log_scale=max_log_scale,
+    )
+    cells = cells.view(count, 2, 2, CELL_SIZE, CELL_SIZE) * is_filled.view(count, 2, 2, 1, 1)
+    images = BACKGROUND_VALUE + (FOREGROUND_VALUE - BACKGROUND_VALUE) * cells.transpose(2, 3).reshape(
+        count, 1, 2 * CELL_SIZE, 2 * CELL_SIZE
+    )
+    labels = torch.where(is_filled, source.labels[indices], -1).tolist()
     digits = [[None if digit < 0 else digit for digit in row] for row in labels]
-    ways = [tuple(WAYS)[place] for place in torch.randint(2, (count,), generator=draw).tolist()]
-    return Canvases(images, digits, ways)
+    reading_orders = [tuple(READING_ORDERS)[i] for i in torch.randint(2, (count,), generator=generator).tolist()]
+    return CanvasBatch(images, digits, reading_orders)
 
 
 def cell_of_patch() -> Tensor:
-    """The cell in which each of the patches lies, (patches,), row by row."""
-    half = torch.arange(2 * CELL // PATCH) // (CELL // PATCH)
+    """Return the cell index of each patch, (patches,), in row-major order."""
+    half = torch.arange(2 * CELL_SIZE // PATCH_SIZE) // (CELL_SIZE // PATCH_SIZE)
     return (2 * half.unsqueeze(1) + half).flatten()
 
 
-def looking(model: Describer, canvases: Canvases) -> tuple[Tensor, float]:
-    """The share of attention that lies on the cells a word names when it is about to be written.
+def attention_on_named_cells(model: ImageCaptioner, canvases: CanvasBatch) -> tuple[Tensor, float]:
+    """Return the cross-attention mass on the cells that a word names, at the step that generates the word.
 
-    For each layer and head (layers, heads), a mean over all words that name a digit; and the share that these cells
-    have of the canvas, which is what looking everywhere alike would give.
+    The first result (layers, heads) is the mean over all words that name a digit. The second is the fraction of the
+    canvas in these cells, which is the mass of uniform attention.
     """
-    named = [(b, i, word.cells) for b, c in enumerate(canvases.captions) for i, word in enumerate(c) if word.cells]
+    digit_words = [
+        (b, i, word.cells)
+        for b, caption in enumerate(canvases.captions)
+        for i, word in enumerate(caption)
+        if word.cells
+    ]
     cell = cell_of_patch()
-    on = torch.stack([torch.isin(cell, torch.tensor(cells)).float() for _, _, cells in named])
-    # token 0 says how to read, so the word at place i of a caption is written by the token at place i
-    row, place = torch.tensor([b for b, _, _ in named]), torch.tensor([i for _, i, _ in named])
-    shares = []
-    for layer in model.attend(canvases.tokens[:, :-1], canvases.images):
-        assert layer.memory is not None
-        weights = layer.memory.weights[...][row, :, place]
-        shares.append((weights * on.unsqueeze(1)).sum(-1).mean(0))
-    return torch.stack(shares), float(on.mean())
+    is_named = torch.stack([torch.isin(cell, torch.tensor(cells)).float() for _, _, cells in digit_words])
+    # token 0 is the reading order, so the token at position i generates word i of the caption
+    row, position = torch.tensor([b for b, _, _ in digit_words]), torch.tensor([i for _, i, _ in digit_words])
+    mass = []
+    for layer in model.attention_with_weights(canvases.tokens[:, :-1], canvases.images):
+        assert layer.cross_attention is not None
+        weights = layer.cross_attention.weights[...][row, :, position]
+        mass.append((weights * is_named.unsqueeze(1)).sum(-1).mean(0))
+    return torch.stack(mass), float(is_named.mean())
 
 
-def made(words: dict[str, Any]) -> Describer:
-    """The model that a file of weights is for."""
-    design = Design(**words["design"])
-    eye = ImageEncoder(image=(2 * CELL, 2 * CELL), patch=PATCH, channels=1, layers=words["eye_layers"], design=design)
-    position = Learned(LONGEST, design.width)
-    return Describer(len(WORDS), eye=eye, layers=words["layers"], design=design, position=position)
+def build_model(config: dict[str, Any]) -> ImageCaptioner:
+    """Return an untrained model from a saved configuration."""
+    block_config = BlockConfig(**config["block_config"])
+    vision_encoder = ImageEncoder(
+        image_size=(2 * CELL_SIZE, 2 * CELL_SIZE),
+        patch_size=PATCH_SIZE,
+        num_channels=1,
+        num_layers=config["num_vision_layers"],
+        block_config=block_config,
+    )
+    return ImageCaptioner(
+        len(VOCABULARY),
+        vision_encoder=vision_encoder,
+        num_layers=config["num_layers"],
+        block_config=block_config,
+        position_encoding=LearnedPositionalEmbedding(MAX_CAPTION_TOKENS, block_config.embed_dim),
+    )
 
 
 class CaptionsTask:
-    """`data` holds the folder that `make data` fetched: mnist."""
+    """Captioning of images of digits. `data` holds the folder mnist from `make data`."""
 
     name = "captions"
-    recipe = Recipe(steps=6000, rate=2e-3, warmup=200, decay=0.05)
+    recipe = Recipe(steps=6000, lr=2e-3, warmup_steps=200, weight_decay=0.05)
 
     def __init__(self, data: Path) -> None:
         self.data = data
 
-    def words(self) -> dict[str, Any]:
-        design = {"width": 64, "heads": 4, "hidden": 128}
-        return {"layers": 2, "eye_layers": 2, "design": design}
+    def model_config(self) -> dict[str, Any]:
+        block_config = {"embed_dim": 64, "num_heads": 4, "ffn_dim": 128}
+        return {"num_layers": 2, "num_vision_layers": 2, "block_config": block_config}
 
-    def model(self) -> nn.Module:
-        return made(self.words())
+    def untrained_model(self) -> nn.Module:
+        return build_model(self.model_config())
 
     @cached_property
-    def parts(self) -> tuple[Labelled, Labelled]:
-        """Digits that are trained on, and those held out."""
-        return _mnist(self.data / "mnist").parted(HELD_OUT, PART)
+    def splits(self) -> tuple[LabeledImages, LabeledImages]:
+        """The training digits and the held-out digits."""
+        return _load_mnist(self.data / "mnist").split(NUM_FOLDS, TEST_FOLD)
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
-        canvases = drawn(self.parts[0], BATCH, draw, turn=TURN, grow=GROW)
+    def training_step(self, model: nn.Module, step: int, generator: torch.Generator, recipe: Recipe) -> BatchResult:
+        canvases = sample_canvases(
+            self.splits[0], BATCH_SIZE, generator, max_rotation=MAX_ROTATION_RADIANS, max_log_scale=MAX_LOG_SCALE
+        )
         tokens = canvases.tokens
-        return answers(model(tokens[:, :-1], canvases.images), tokens[:, 1:], recipe.smoothing, ignore=WORDS.index(PAD))
+        return classification_result(
+            model(tokens[:, :-1], canvases.images),
+            tokens[:, 1:],
+            recipe.label_smoothing,
+            ignore_index=VOCABULARY.index(PAD),
+        )
 
     def test(self, model: nn.Module) -> dict[str, float]:
-        """The share of captions that are right to the last word, of words that are right when those before them are,
-        and where the model looks."""
-        assert isinstance(model, Describer)
-        canvases = drawn(self.parts[1], TESTED, torch.Generator().manual_seed(1))
-        looks, by_chance = looking(model, canvases)
+        """Return the exact match of captions, the accuracy of words, and the cross-attention on named cells."""
+        assert isinstance(model, ImageCaptioner)
+        canvases = sample_canvases(self.splits[1], NUM_TEST_CANVASES, torch.Generator().manual_seed(1))
+        mass, uniform_mass = attention_on_named_cells(model, canvases)
+        blank_images = torch.full_like(canvases.images, BACKGROUND_VALUE)
         return {
-            "exact": _exact(model, canvases),
-            "words": _right_words(model, canvases, canvases.images),
-            "words_in_the_dark": _right_words(model, canvases, torch.full_like(canvases.images, DARK)),
-            "digit_words": _right_words(model, canvases, canvases.images, only=(*NAMES, *PLURALS)),
-            "look_by_chance": by_chance,
-            **{f"look_{place}": float(share) for place, share in enumerate(looks.mean(-1), 1)},
-            **{f"gate_{place}": float(gate) for place, gate in enumerate(model.gates()[:, 0], 1)},
-            "tested": float(TESTED),
+            "exact_match": _exact_match(model, canvases),
+            "word_accuracy": _word_accuracy(model, canvases, canvases.images),
+            "word_accuracy_without_image": _word_accuracy(model, canvases, blank_images),
+            "digit_word_accuracy": _word_accuracy(
+                model, canvases, canvases.images, counted_words=(*DIGIT_NAMES, *DIGIT_PLURALS)
+            ),
+            "cross_attention_by_chance": uniform_mass,
+            **{f"cross_attention_on_named_cells_{layer}": float(m) for layer, m in enumerate(mass.mean(-1), 1)},
+            **{f"gate_{layer}": float(gate) for layer, gate in enumerate(model.gates()[:, 0], 1)},
+            "num_tested": float(NUM_TEST_CANVASES),
         }
 
 
-def _exact(model: Describer, canvases: Canvases) -> float:
-    end = WORDS.index(END)
-    found = generate(model.seeing(canvases.images), canvases.tokens[:, :1], most=LONGEST - 1, stop=end).tolist()
-    right = [[word.text for word in caption] for caption in canvases.captions]
-    return sum(decode(row) == " ".join(words) for row, words in zip(found, right, strict=True)) / len(right)
+def _exact_match(model: ImageCaptioner, canvases: CanvasBatch) -> float:
+    outputs = generate(
+        model.encode_images(canvases.images),
+        canvases.tokens[:, :1],
+        max_new_tokens=MAX_CAPTION_TOKENS - 1,
+        eos_token_id=VOCABULARY.index(END),
+    ).tolist()
+    expected = [" ".join(word.text for word in caption) for caption in canvases.captions]
+    return sum(decode(output) == text for output, text in zip(outputs, expected, strict=True)) / len(expected)
 
 
-def _right_words(model: Describer, canvases: Canvases, images: Tensor, only: Sequence[str] = ()) -> float:
-    """The share of words, or `only` of some, that are found when the ones before them are given."""
+def _word_accuracy(
+    model: ImageCaptioner, canvases: CanvasBatch, images: Tensor, counted_words: Sequence[str] = ()
+) -> float:
+    """Return the accuracy of words given the correct words before them; only `counted_words` count, if any."""
     target = canvases.tokens[:, 1:]
-    counted = torch.isin(target, encode([only])) if only else target != WORDS.index(PAD)
-    right = model(canvases.tokens[:, :-1], images).argmax(-1) == target
-    return float(right[counted].float().mean())
+    is_counted = torch.isin(target, encode([counted_words])) if counted_words else target != VOCABULARY.index(PAD)
+    is_correct = model(canvases.tokens[:, :-1], images).argmax(-1) == target
+    return float(is_correct[is_counted].float().mean())
 
 
-def _mnist(folder: Path) -> Labelled:
-    """All images of a folder, ten files of one digit each."""
+def _load_mnist(folder: Path) -> LabeledImages:
+    """Load all images of a folder with ten JSON files, one per digit."""
     images = []
     for digit in range(10):
         path = folder / f"{digit}.json"
         if not path.is_file():
             raise LoadError(
-                f"captions are learned from digits in {folder}, 0.json to 9.json; got no {path.name}. Run make data, "
-                "or name another folder with --data."
+                f"the captions task needs 0.json to 9.json in {folder}; got no {path.name}. Run make data, or pass "
+                "another folder with --data."
             )
         pixels = json.loads(path.read_text(encoding="utf8"))["data"]
-        images.append(torch.tensor(pixels, dtype=torch.float32).view(-1, SIDE, SIDE))
+        images.append(torch.tensor(pixels, dtype=torch.float32).view(-1, DIGIT_SIZE, DIGIT_SIZE))
     labels = [torch.full((len(part),), digit) for digit, part in enumerate(images)]
-    return Labelled(torch.cat(images), torch.cat(labels))
+    return LabeledImages(torch.cat(images), torch.cat(labels))

@@ -1,12 +1,12 @@
-"""Who belongs to whom: two small graphs of people, and a few of them whose group is known.
+"""Node classification on two small social networks with few labeled nodes.
 
-    karate        34 members of a karate club that broke apart over its two leaders (Zachary, 1977). Only the leaders'
-                  sides are known
-    miserables    77 characters of Les Misérables, joined where they appear together (Knuth, 1993). The groups are
-                  communities found by greedy modularity; a fifth of each is known
+    karate        34 members of a karate club that split into two groups (Zachary, 1977). Only the two leaders are
+                  labeled
+    miserables    77 characters of Les Misérables; edges join characters who appear together (Knuth, 1993). The classes
+                  are communities found by greedy modularity maximization. A fifth of each class is labeled
 
-Edges count alike: how often two people met is ignored, for the communities too. A node's features are its own name and
-nothing else, so that all a network can learn is who is near whom. A step is the whole graph.
+Edges are unweighted. The features of a node are its one-hot index, so a network can only learn from the edges. Each
+training step uses the entire graph.
 """
 
 import hashlib
@@ -19,179 +19,194 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import MissingError
-from regard.models.graph import GraphNetwork
-from regard.models.train import Outcome, Recipe, answers
+from regard.errors import MissingDependencyError
+from regard.models.graph import GraphAttentionNetwork
+from regard.models.training import BatchResult, Recipe, classification_result
 
-LEADERS = (0, 33)  # of the karate club
-KNOWN = 5  # one character in so many has a known community
+LEADERS = (0, 33)  # Mr. Hi and the officer
+LABELED_EVERY = 5
 
 
 @dataclass(frozen=True, eq=False)
-class People:
-    """`edges` (2, count) between people, each in both directions; the group of each; and whether it is known."""
+class LabeledGraph:
+    """A graph with node labels.
 
-    names: tuple[str, ...]
-    edges: Tensor
-    groups: Tensor
-    known: Tensor
+    `edge_index` (2, num_edges) holds each edge in both directions. `labels` (nodes,) are the classes, and `train_mask`
+    (nodes,) marks the nodes whose label is used for training.
+    """
+
+    node_names: tuple[str, ...]
+    edge_index: Tensor
+    labels: Tensor
+    train_mask: Tensor
 
     @property
     def features(self) -> Tensor:
-        return torch.eye(len(self.names))
+        """The one-hot features (nodes, nodes)."""
+        return torch.eye(len(self.node_names))
 
     @property
-    def count_of_groups(self) -> int:
-        return int(self.groups.max()) + 1
+    def num_classes(self) -> int:
+        return int(self.labels.max()) + 1
 
 
-def karate() -> People:
-    """The club, whose groups are 0 for the side of Mr. Hi and 1 for the side of the officer.
+def karate() -> LabeledGraph:
+    """Return Zachary's karate club; label 0 is the group of Mr. Hi, and label 1 the group of the officer.
 
-    >>> karate().groups[list(LEADERS)]
+    >>> karate().labels[list(LEADERS)]
     tensor([0, 1])
     """
-    club = _networkx().karate_club_graph()
+    club = _import_networkx().karate_club_graph()
     members = sorted(club)
-    groups = torch.tensor([int(club.nodes[member]["club"] == "Officer") for member in members])
-    known = torch.zeros(len(members), dtype=torch.bool)
-    known[list(LEADERS)] = True
-    return People(tuple(map(str, members)), both_ways(sorted(club.edges)), groups, known)
+    labels = torch.tensor([int(club.nodes[member]["club"] == "Officer") for member in members])
+    train_mask = torch.zeros(len(members), dtype=torch.bool)
+    train_mask[list(LEADERS)] = True
+    return LabeledGraph(tuple(map(str, members)), to_undirected(sorted(club.edges)), labels, train_mask)
 
 
-def miserables() -> People:
-    """The characters by name, and their communities, the largest first.
+def miserables() -> LabeledGraph:
+    """Return the graph of Les Misérables; labels are communities, the largest first.
 
-    >>> people = miserables()
-    >>> people.groups[people.names.index("Valjean")], int(people.known.sum())
+    >>> graph = miserables()
+    >>> graph.labels[graph.node_names.index("Valjean")], int(graph.train_mask.sum())
     (tensor(0), 15)
     """
-    networkx = _networkx()
+    networkx = _import_networkx()
     novel = networkx.les_miserables_graph()
     names = sorted(novel)
-    place = {name: at for at, name in enumerate(names)}
-    graph = networkx.Graph()  # in a fixed order, and without the weights
+    index = {name: i for i, name in enumerate(names)}
+    graph = networkx.Graph()  # unweighted, with a fixed order of nodes
     graph.add_nodes_from(range(len(names)))
-    graph.add_edges_from(sorted(tuple(sorted((place[a], place[b]))) for a, b in novel.edges))
+    graph.add_edges_from(sorted(tuple(sorted((index[a], index[b]))) for a, b in novel.edges))
     communities = networkx.community.greedy_modularity_communities(graph)
-    groups, known = torch.zeros(len(names), dtype=torch.long), torch.zeros(len(names), dtype=torch.bool)
-    for group, members in enumerate(sorted(map(sorted, communities), key=lambda each: (-len(each), each))):
-        groups[members] = group
-        drawn = sorted(members, key=lambda at: hashlib.sha256(names[at].encode()).hexdigest())
-        known[drawn[: max(1, round(len(members) / KNOWN))]] = True
-    return People(tuple(names), both_ways(sorted(graph.edges)), groups, known)
+    labels, train_mask = torch.zeros(len(names), dtype=torch.long), torch.zeros(len(names), dtype=torch.bool)
+    for label, members in enumerate(sorted(map(sorted, communities), key=lambda nodes: (-len(nodes), nodes))):
+        labels[members] = label
+        shuffled = sorted(members, key=lambda i: hashlib.sha256(names[i].encode()).hexdigest())
+        train_mask[shuffled[: max(1, round(len(members) / LABELED_EVERY))]] = True
+    return LabeledGraph(tuple(names), to_undirected(sorted(graph.edges)), labels, train_mask)
 
 
-def both_ways(edges: Sequence[tuple[int, int]]) -> Tensor:
-    """Edges (2, count) of a graph in which who sees is seen.
+def to_undirected(edges: Sequence[tuple[int, int]]) -> Tensor:
+    """Return edges (2, num_edges) in both directions.
 
-    >>> both_ways([(0, 1), (1, 2)])
+    >>> to_undirected([(0, 1), (1, 2)])
     tensor([[0, 1, 1, 2],
             [1, 2, 0, 1]])
     """
-    one_way = torch.tensor(edges).T
-    return torch.cat((one_way, one_way.flip(0)), 1)
+    directed = torch.tensor(edges).T
+    return torch.cat((directed, directed.flip(0)), 1)
 
 
-def made(words: dict[str, Any]) -> GraphNetwork:
-    """The model that a file of weights is for."""
-    return GraphNetwork(**{**words, "heads": tuple(words["heads"])})
+def build_model(config: dict[str, Any]) -> GraphAttentionNetwork:
+    """Return an untrained model from a saved configuration."""
+    return GraphAttentionNetwork(**{**config, "num_heads": tuple(config["num_heads"])})
 
 
 class _GraphTask:
-    """Learns from the known nodes, and is tested on the others.
+    """Training on the labeled nodes of a graph, and testing on the others.
 
-    Heads, widths, rate, decay and dropout are those that the paper on GAT has for a graph of citations; nothing was
-    chosen for these graphs.
+    num_heads, head_dim, lr, weight_decay and dropout are those of the GAT paper for Cora, without further tuning.
     """
 
-    recipe = Recipe(steps=300, rate=5e-3, warmup=0, schedule="constant", betas=(0.9, 0.999), decay=5e-4)
+    recipe = Recipe(steps=300, lr=5e-3, warmup_steps=0, schedule="constant", betas=(0.9, 0.999), weight_decay=5e-4)
 
     def __init__(self, data: Path | None = None, *, kind: str = "gat") -> None:
         del data
         self.kind = kind
 
     @cached_property
-    def people(self) -> People:
+    def graph(self) -> LabeledGraph:
         raise NotImplementedError
 
-    def words(self) -> dict[str, Any]:
-        people = self.people
-        sizes = {"features": len(people.names), "classes": people.count_of_groups, "width": 8, "heads": [8, 1]}
-        return {**sizes, "kind": self.kind, "dropout": 0.6}
+    def model_config(self) -> dict[str, Any]:
+        return {
+            "in_features": len(self.graph.node_names),
+            "num_classes": self.graph.num_classes,
+            "head_dim": 8,
+            "num_heads": [8, 1],
+            "kind": self.kind,
+            "dropout": 0.6,
+        }
 
-    def model(self) -> nn.Module:
-        return made(self.words())
+    def untrained_model(self) -> nn.Module:
+        return build_model(self.model_config())
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
-        people = self.people
-        logits = model(people.features, people.edges)
-        return answers(logits[people.known], people.groups[people.known], recipe.smoothing)
+    def training_step(self, model: nn.Module, step: int, generator: torch.Generator, recipe: Recipe) -> BatchResult:
+        graph = self.graph
+        logits = model(graph.features, graph.edge_index)
+        return classification_result(logits[graph.train_mask], graph.labels[graph.train_mask], recipe.label_smoothing)
 
     def test(self, model: nn.Module) -> dict[str, float]:
-        """The share of the others whose group is found, and what two guesses without a network reach."""
-        people = self.people
-        found = {
-            "accuracy": model(people.features, people.edges).argmax(-1),
-            "majority": by_majority(people),
-            "neighbours": by_neighbours(people),
+        """Return the accuracy on unlabeled nodes, and the accuracies of two baselines."""
+        graph = self.graph
+        predictions = {
+            "accuracy": model(graph.features, graph.edge_index).argmax(-1),
+            "majority": majority_baseline(graph),
+            "label_propagation": label_propagation(graph),
         }
-        rest = ~people.known
-        shares = {name: float((each == people.groups)[rest].float().mean()) for name, each in found.items()}
-        return {**shares, "tested": float(rest.sum())}
+        is_test = ~graph.train_mask
+        accuracies = {
+            name: float((labels == graph.labels)[is_test].float().mean()) for name, labels in predictions.items()
+        }
+        return {**accuracies, "num_tested": float(is_test.sum())}
 
 
 class KarateTask(_GraphTask):
+    """Node classification on Zachary's karate club."""
+
     name = "karate"
 
     @cached_property
-    def people(self) -> People:
+    def graph(self) -> LabeledGraph:
         return karate()
 
 
 class MiserablesTask(_GraphTask):
+    """Node classification on the characters of Les Misérables."""
+
     name = "miserables"
 
     @cached_property
-    def people(self) -> People:
+    def graph(self) -> LabeledGraph:
         return miserables()
 
 
-def by_majority(people: People) -> Tensor:
-    """For everyone the group that most of the known are in, the first of equals."""
-    largest = people.groups[people.known].bincount().argmax()
-    return torch.where(people.known, people.groups, largest)
+def majority_baseline(graph: LabeledGraph) -> Tensor:
+    """Return the training labels, and their most frequent label for all other nodes (the first in a tie)."""
+    majority = graph.labels[graph.train_mask].bincount().argmax()
+    return torch.where(graph.train_mask, graph.labels, majority)
 
 
-def by_neighbours(people: People) -> Tensor:
-    """Everyone joins the group that most of their neighbours are in, again and again until nobody moves.
+def label_propagation(graph: LabeledGraph) -> Tensor:
+    """Assign each node the most frequent label of its neighbors, until no label changes.
 
-    The known stay where they are. Of groups with as many neighbours one's own is preferred, then the first. Whom no
-    group reaches is given the majority's.
+    Training labels are fixed. In a tie, a node keeps its label, or else gets the first one. Nodes that no label reaches
+    get the majority label.
     """
-    source, target = people.edges
-    nobody = -1
-    found = torch.where(people.known, people.groups, nobody)
-    for _ in people.names:  # everybody moves at once, so that two may swap forever
-        votes = torch.zeros(len(found), people.count_of_groups)
-        has = found[source] != nobody
-        votes.index_put_((target[has], found[source[has]]), torch.ones(()), accumulate=True)
-        placed = (found != nobody).nonzero().squeeze(-1)
+    source, target = graph.edge_index
+    unlabeled = -1
+    labels = torch.where(graph.train_mask, graph.labels, unlabeled)
+    for _ in graph.node_names:  # bounded: synchronous updates may oscillate forever
+        votes = torch.zeros(len(labels), graph.num_classes)
+        is_voting = labels[source] != unlabeled
+        votes.index_put_((target[is_voting], labels[source[is_voting]]), torch.ones(()), accumulate=True)
+        labeled = (labels != unlabeled).nonzero().squeeze(-1)
         reached = votes.sum(-1) > 0
-        votes[placed, found[placed]] += 0.5
-        moved = torch.where(reached, votes.argmax(-1), found)
-        moved = torch.where(people.known, people.groups, moved)
-        if torch.equal(moved, found):
+        votes[labeled, labels[labeled]] += 0.5
+        updated = torch.where(reached, votes.argmax(-1), labels)
+        updated = torch.where(graph.train_mask, graph.labels, updated)
+        if torch.equal(updated, labels):
             break
-        found = moved
-    return torch.where(found == nobody, by_majority(people), found)
+        labels = updated
+    return torch.where(labels == unlabeled, majority_baseline(graph), labels)
 
 
-def _networkx() -> Any:
+def _import_networkx() -> Any:
     try:
         import networkx  # type: ignore[import-untyped]  # it has no annotations
     except ImportError:
-        raise MissingError(
-            "the graphs come with networkx, and that package is not installed. Use pip install regard[train]."
+        raise MissingDependencyError(
+            "the graph tasks need networkx, which is not installed. Run pip install regard[train]."
         ) from None
     return networkx

@@ -1,13 +1,13 @@
-"""A language model of old speeches and a whale: State of the Union addresses and Moby-Dick, both in the public domain.
+"""Language modeling of State of the Union addresses and Moby-Dick, which are in the public domain.
 
-Layers take turns: one sees a few tokens before and knows where they stand (rotary), the next sees all there is and
-knows no positions. So nothing it has learned ends at a length, and 16,384 tokens are as good as 512. The first layer
-sees four tokens. It finds the one before among so few soon, and what looks for repetitions stands on that.
+Layers with a sliding window and rotary embeddings alternate with layers that attend to all tokens without positions.
+The model therefore has no maximum length: 16,384 tokens work as well as 512. The window of the first layer has only
+four tokens, so the layer quickly learns to attend to the previous token, which induction heads depend on.
 
-A part of what it reads says something twice: a passage that comes again, or random tokens that do. What helps there is
-to look for what followed the last time: induction. Three things bring it about in a few hundred steps instead of many
-thousands: random tokens come first and alone (`STAGES`), nobody is asked for those that cannot be known (`repeated`),
-and layers that see everything begin by handing on what they see (`copying`).
+Part of the training data has repeated passages or repeated random tokens. They reward induction heads, which attend to
+the token after an earlier occurrence of the current token. Three measures make induction heads form in a few hundred
+steps instead of thousands. Training starts with random tokens only (`CURRICULUM`), unpredictable tokens have no loss
+(`repeated_random_tokens`), and layers without a window are initialized to copy (`init_copying_heads`).
 """
 
 import hashlib
@@ -23,255 +23,285 @@ from torch import Tensor, nn
 
 from regard.errors import LoadError
 from regard.models.language import LanguageModel
-from regard.models.text import Tokens
-from regard.models.train import Outcome, Recipe, Spread, answers
-from regard.nn.block import Design
-from regard.nn.position import Rotary
+from regard.models.tokenizer import Tokenizer
+from regard.models.training import BatchResult, ContextParallelModel, Recipe, classification_result
+from regard.nn.block import BlockConfig
+from regard.nn.position_encoding import RotaryEmbedding
 
-HELD_OUT = 20  # one text in so many is not trained on
-VOCABULARY = 4096
-WINDOWS = (4, None, 64, None)  # how far the layers see, in turn
-BASE = 100.0  # of rotary positions: the slowest feature turns once in about as many tokens as the widest window has
+HOLDOUT_EVERY = 20
+VOCAB_SIZE = 4096
+SLIDING_WINDOWS = (4, None, 64, None)  # per layer
+ROPE_BASE = 100.0  # the longest wavelength is about the longest window
 
-UNASKED = -100  # in the place of a token that nobody could know
+IGNORE_INDEX = -100  # the target of an unpredictable token
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Until which step so many rows of so many tokens are read, and which shares of them are random tokens that come
-    again, and text in which passages do."""
+class CurriculumStage:
+    """A stage of the curriculum, up to `end_step`: batches of `batch_size` sequences of `seq_len` tokens.
 
-    until: int
-    rows: int
-    n: int
-    random: float
-    again: float
+    `random_fraction` of the sequences are repeated random tokens. `repeat_fraction` are texts with repeated passages.
+    """
 
-
-STAGES = (Stage(500, 16, 64, 1.0, 0.0), Stage(800, 32, 128, 0.5, 0.25), Stage(3300, 8, 512, 0.25, 0.25))
-LONG, LONG_EVERY = Stage(3300, 1, 4096, 0.25, 0.25), 8  # in the last stage, every so often
-TESTED_AT_ONCE = 512  # tokens
-LEAST = 2 * LONG.n  # tokens to learn from
-
-FETCHED = ("sotu", "moby-dick")  # folders, by `make data`
-PASSAGE = 20_000  # characters, about, of a text of your own that is held out or not as one
+    end_step: int
+    batch_size: int
+    seq_len: int
+    random_fraction: float
+    repeat_fraction: float
 
 
-def made(words: dict[str, Any]) -> LanguageModel:
-    """The model that a file of weights is for."""
-    designs = [Design(**words["design"], window=w, positions=w is not None) for w in words["windows"]]
-    position = Rotary(designs[0].width_of_head, base=words["base"])
-    return LanguageModel(words["vocabulary"], layers=words["layers"], design=designs, position=position)
+CURRICULUM = (
+    CurriculumStage(500, 16, 64, 1.0, 0.0),
+    CurriculumStage(800, 32, 128, 0.5, 0.25),
+    CurriculumStage(3300, 8, 512, 0.25, 0.25),
+)
+LONG_STAGE = CurriculumStage(3300, 1, 4096, 0.25, 0.25)  # every LONG_STAGE_INTERVAL steps of the last stage
+LONG_STAGE_INTERVAL = 8
+TEST_SEQ_LEN = 512
+MIN_TRAIN_TOKENS = 2 * LONG_STAGE.seq_len
+
+DATASET_FOLDERS = ("sotu", "moby-dick")  # downloaded by `make data`
+PASSAGE_CHARS = 20_000  # other texts are split into passages of about this size, the unit that is held out
+
+
+def build_model(config: dict[str, Any]) -> LanguageModel:
+    """Return an untrained model from a saved configuration."""
+    block_configs = [
+        BlockConfig(**config["block_config"], sliding_window=window, has_position_encoding=window is not None)
+        for window in config["sliding_windows"]
+    ]
+    rotary = RotaryEmbedding(block_configs[0].resolved_head_dim, base=config["rope_base"])
+    return LanguageModel(
+        config["vocab_size"], num_layers=config["num_layers"], block_config=block_configs, position_encoding=rotary
+    )
 
 
 class LanguageTask:
-    """`data` holds the folders that `make data` fetched, sotu and moby-dick; or texts of your own, or is one."""
+    """Language modeling. `data` is the folder that `make data` fills, another folder of texts, or a text file."""
 
     name = "language"
-    divides = True  # every token has its own answer, so processes can share a text
-    recipe = Recipe(steps=STAGES[-1].until, rate=3e-3, warmup=100, betas=(0.9, 0.95), decay=0.05)
+    supports_context_parallel = True  # every token has a target, so processes can split a sequence
+    recipe = Recipe(steps=CURRICULUM[-1].end_step, lr=3e-3, warmup_steps=100, betas=(0.9, 0.95), weight_decay=0.05)
 
     def __init__(self, data: Path) -> None:
         self.data = data
 
-    def words(self) -> dict[str, Any]:
-        design = {"width": 256, "heads": 8, "activation": "swiglu", "norm": "rms", "bias": False}
-        return {"vocabulary": self.tokens.size, "layers": 4, "design": design, "windows": list(WINDOWS), "base": BASE}
+    def model_config(self) -> dict[str, Any]:
+        block_config = {"embed_dim": 256, "num_heads": 8, "activation": "swiglu", "norm": "rms", "bias": False}
+        return {
+            "vocab_size": self.tokenizer.vocab_size,
+            "num_layers": 4,
+            "block_config": block_config,
+            "sliding_windows": list(SLIDING_WINDOWS),
+            "rope_base": ROPE_BASE,
+        }
 
-    def model(self) -> nn.Module:
-        found = len(self.train_stream), len(self.test_stream)
-        if found[0] < LEAST or found[1] <= TESTED_AT_ONCE:
+    def untrained_model(self) -> nn.Module:
+        num_train, num_test = len(self.train_stream), len(self.test_stream)
+        if num_train < MIN_TRAIN_TOKENS or num_test <= TEST_SEQ_LEN:
             raise LoadError(
-                f"texts must have at least {LEAST} tokens to learn from and {TESTED_AT_ONCE + 1} that are held out; "
-                f"got {found[0]} and {found[1]} in {self.data}. Give more text."
+                f"texts must have at least {MIN_TRAIN_TOKENS} tokens for training and {TEST_SEQ_LEN + 1} held out; got "
+                f"{num_train} and {num_test} in {self.data}. Use more text."
             )
-        return copying(made(self.words()))
+        return init_copying_heads(build_model(self.model_config()))
 
     @cached_property
-    def texts(self) -> tuple[list[str], list[str]]:
-        """What is trained on, and what is held out."""
-        found = list(_texts(self.data))
-        drawn = [int(hashlib.sha256(text.encode()).hexdigest(), 16) for text in found]
-        kept = [number % HELD_OUT == 0 for number in drawn]
-        if not found:
-            raise LoadError(f"texts must have words in them; got none in {self.data}. Give other texts.")
-        if not any(kept):  # few texts, of which one is kept nevertheless
-            kept[drawn.index(min(drawn))] = True
+    def splits(self) -> tuple[list[str], list[str]]:
+        """The training texts and the held-out texts."""
+        texts = list(_iter_texts(self.data))
+        hashes = [int(hashlib.sha256(text.encode()).hexdigest(), 16) for text in texts]
+        held_out = [text_hash % HOLDOUT_EVERY == 0 for text_hash in hashes]
+        if not texts:
+            raise LoadError(f"texts must not be empty; got no words in {self.data}. Use other texts.")
+        if not any(held_out):  # few texts: hold out one anyway
+            held_out[hashes.index(min(hashes))] = True
         return (
-            [text for text, is_kept in zip(found, kept, strict=True) if not is_kept],
-            [text for text, is_kept in zip(found, kept, strict=True) if is_kept],
+            [text for text, is_test in zip(texts, held_out, strict=True) if not is_test],
+            [text for text, is_test in zip(texts, held_out, strict=True) if is_test],
         )
 
     @cached_property
-    def digest(self) -> str:
-        return hashlib.sha256(repr(self.texts).encode()).hexdigest()
+    def data_digest(self) -> str:
+        """A hash of the texts."""
+        return hashlib.sha256(repr(self.splits).encode()).hexdigest()
 
     @cached_property
-    def tokens(self) -> Tokens:
-        return Tokens.learned(self.texts[0], VOCABULARY)
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, trained on the training texts."""
+        return Tokenizer.train(self.splits[0], VOCAB_SIZE)
 
     @cached_property
     def train_stream(self) -> Tensor:
-        return self._stream(self.texts[0])
+        """The tokens of the training texts."""
+        return self._stream(self.splits[0])
 
     @cached_property
     def test_stream(self) -> Tensor:
-        return self._stream(self.texts[1])
+        """The tokens of the held-out texts."""
+        return self._stream(self.splits[1])
 
     def _stream(self, texts: list[str]) -> Tensor:
-        """All texts one after another, as tokens."""
-        found: list[int] = []
+        """Return the concatenated tokens of all texts, each preceded by the end-of-text token."""
+        tokens: list[int] = []
         for text in texts:
-            found += [self.tokens.end, *self.tokens.encode(text)]
-        return torch.tensor(found)
+            tokens += [self.tokenizer.eos_token_id, *self.tokenizer.encode(text)]
+        return torch.tensor(tokens)
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
-        tokens, targets = self.batch(stage_of(step, recipe.steps), draw)
-        asked = model.own(targets) if isinstance(model, Spread) else targets
-        return answers(model(tokens), asked, recipe.smoothing, ignore=UNASKED)
+    def training_step(self, model: nn.Module, step: int, generator: torch.Generator, recipe: Recipe) -> BatchResult:
+        tokens, targets = self.batch(stage_at(step, recipe.steps), generator)
+        local_targets = model.shard(targets) if isinstance(model, ContextParallelModel) else targets
+        return classification_result(model(tokens), local_targets, recipe.label_smoothing, ignore_index=IGNORE_INDEX)
 
-    def batch(self, stage: Stage, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Tokens (rows, n), and those that come next."""
-        stream, n = self.train_stream, stage.n + 1
-        begin = torch.randint(len(stream) - n, (stage.rows,), generator=draw)
-        rows = torch.stack([stream[b : b + n] for b in begin.tolist()])
+    def batch(self, stage: CurriculumStage, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return tokens (batch_size, seq_len) and their targets, the next tokens."""
+        stream, n = self.train_stream, stage.seq_len + 1
+        starts = torch.randint(len(stream) - n, (stage.batch_size,), generator=generator)
+        rows = torch.stack([stream[start : start + n] for start in starts.tolist()])
         targets = rows[:, 1:].clone()
-        for place, kind in enumerate(torch.rand(stage.rows, generator=draw).tolist()):
-            if kind < stage.random:
-                rows[place], targets[place] = repeated(self.tokens.size, n, draw)
-            elif kind < stage.random + stage.again:
-                say_again(rows[place], draw)
-                targets[place] = rows[place, 1:]
+        for i, uniform in enumerate(torch.rand(stage.batch_size, generator=generator).tolist()):
+            if uniform < stage.random_fraction:
+                rows[i], targets[i] = repeated_random_tokens(self.tokenizer.vocab_size, n, generator)
+            elif uniform < stage.random_fraction + stage.repeat_fraction:
+                repeat_passages_(rows[i], generator)
+                targets[i] = rows[i, 1:]
         return rows[:, :-1], targets
 
     def test(self, model: nn.Module) -> dict[str, float]:
+        """Return loss, bits per byte and accuracy on held-out texts, and the largest induction score of a head."""
         assert isinstance(model, LanguageModel)
-        n = TESTED_AT_ONCE
+        n = TEST_SEQ_LEN
         rows = self.test_stream[: (len(self.test_stream) - 1) // n * n + 1]
-        outcomes: list[tuple[Outcome, int]] = []
-        for part in rows[:-1].view(-1, n).split(16):
-            begin = len(outcomes) * 16 * n
-            target = rows[begin + 1 : begin + 1 + part.numel()].view_as(part)
-            outcomes.append((answers(model(part), target, 0.0), part.numel()))
-        total = sum(size for _, size in outcomes)
-        loss = sum(float(o.loss) * size for o, size in outcomes) / total
-        letters = len(self.tokens.decode(rows.tolist()).encode())
-        best = max(torch.stack(induction(model)).flatten().tolist())
+        results: list[tuple[BatchResult, int]] = []
+        for tokens in rows[:-1].view(-1, n).split(16):
+            start = len(results) * 16 * n
+            target = rows[start + 1 : start + 1 + tokens.numel()].view_as(tokens)
+            results.append((classification_result(model(tokens), target, 0.0), tokens.numel()))
+        total = sum(size for _, size in results)
+        loss = sum(float(result.loss) * size for result, size in results) / total
+        num_bytes = len(self.tokenizer.decode(rows.tolist()).encode())
+        best = max(torch.stack(induction_scores(model)).flatten().tolist())
         torch.manual_seed(1)
-        untrained = max(torch.stack(induction(self.model().eval())).flatten().tolist())  # type: ignore[arg-type]  # the same kind
+        untrained = max(torch.stack(induction_scores(self.untrained_model().eval())).flatten().tolist())  # type: ignore[arg-type]  # a LanguageModel
         return {
             "loss": loss,
-            "bits_per_byte": loss * total / letters / 0.6931471805599453,
-            "accuracy": sum(o.right for o, _ in outcomes) / total,
+            "bits_per_byte": loss * total / num_bytes / 0.6931471805599453,
+            "accuracy": sum(result.num_correct for result, _ in results) / total,
             "induction": best,
             "induction_untrained": untrained,
         }
 
 
-def stage_of(step: int, steps: int = STAGES[-1].until) -> Stage:
-    """What a step reads. A training of fewer steps has shorter stages, a longer one goes on with the last.
+def stage_at(step: int, steps: int = CURRICULUM[-1].end_step) -> CurriculumStage:
+    """Return the stage of a step in a run of `steps` steps.
 
-    >>> [(s.rows, s.n) for s in map(stage_of, (0, 799, 800, 807))]
+    A shorter run has proportionally shorter stages; a longer run continues with the last stage.
+
+    >>> [(s.batch_size, s.seq_len) for s in map(stage_at, (0, 799, 800, 807))]
     [(16, 64), (32, 128), (8, 512), (1, 4096)]
-    >>> stage_of(60, steps=330) == stage_of(600)
+    >>> stage_at(60, steps=330) == stage_at(600)
     True
     """
-    share = min(1.0, steps / STAGES[-1].until)
-    for stage in STAGES[:-1]:
-        if step < stage.until * share:
+    fraction = min(1.0, steps / CURRICULUM[-1].end_step)
+    for stage in CURRICULUM[:-1]:
+        if step < stage.end_step * fraction:
             return stage
-    return LONG if step % LONG_EVERY == LONG_EVERY - 1 else STAGES[-1]
+    return LONG_STAGE if step % LONG_STAGE_INTERVAL == LONG_STAGE_INTERVAL - 1 else CURRICULUM[-1]
 
 
-def copying(model: LanguageModel) -> LanguageModel:
-    """The model, with layers that see everything changed so that they hand on half of what they look at, as it is.
+def init_copying_heads(model: LanguageModel) -> LanguageModel:
+    """Initialize the layers without a window to copy half of the vectors they attend to; return the model.
 
-    What a head reads, it writes back in the same directions: W_o = W_v' / 2 with an orthogonal W_v, so that the heads
-    together add half of the vectors they see. Trained layers often come close to such products (Trockman and Kolter,
-    2023), and to copy a token is what a head has to do once it has found the right one.
+    W_o = W_v' / 2 with an orthogonal W_v. Trained layers often approach such products (Trockman and Kolter, 2023), and
+    an induction head must copy a token.
     """
     with torch.no_grad():
-        for block, design in zip(model.decoder.blocks, model.decoder.designs, strict=True):
-            if design.window is None:
+        for block, config in zip(model.decoder.blocks, model.decoder.block_configs, strict=True):
+            if config.sliding_window is None:
                 layer: Any = block.self_attn
-                width = design.width
-                turn = nn.init.orthogonal_(torch.empty(width, width))
-                layer.in_proj_weight[-width:] = turn
-                layer.out_proj.weight.copy_(turn.mT / 2)
+                w_v = nn.init.orthogonal_(torch.empty(config.embed_dim, config.embed_dim))
+                layer.in_proj_weight[-config.embed_dim :] = w_v
+                layer.out_proj.weight.copy_(w_v.mT / 2)
     return model
 
 
-def repeated(vocabulary: int, n: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """n random tokens that come again and again, after 16 to n / 2 of them; and the n - 1 that come next, of which
-    those that come for the first time are not asked for.
+def repeated_random_tokens(vocab_size: int, seq_len: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return `seq_len` random tokens with a period from 16 to seq_len / 2, and their seq_len - 1 targets.
 
-    >>> tokens, targets = repeated(4096, 65, torch.Generator().manual_seed(0))
-    >>> period = int((targets == UNASKED).sum()) + 1
+    Targets in the first period are unpredictable and therefore `IGNORE_INDEX`.
+
+    >>> tokens, targets = repeated_random_tokens(4096, 65, torch.Generator().manual_seed(0))
+    >>> period = int((targets == IGNORE_INDEX).sum()) + 1
     >>> torch.equal(targets[period - 1 :], tokens[period:]), torch.equal(tokens[period:], tokens[:-period])
     (True, True)
     """
-    period = int(torch.randint(16, n // 2 + 1, (), generator=draw))
-    tokens = torch.randint(1, vocabulary, (period,), generator=draw).repeat(-(-n // period))[:n]
-    return tokens, tokens[1:].index_fill(0, torch.arange(period - 1), UNASKED)
+    period = int(torch.randint(16, seq_len // 2 + 1, (), generator=generator))
+    tokens = torch.randint(1, vocab_size, (period,), generator=generator).repeat(-(-seq_len // period))[:seq_len]
+    return tokens, tokens[1:].index_fill(0, torch.arange(period - 1), IGNORE_INDEX)
 
 
-def say_again(row: Tensor, draw: torch.Generator) -> None:
-    """Four times, a passage of 8 to 128 tokens, a quarter of the row at most, comes again further on."""
-    n = len(row)
+def repeat_passages_(tokens: Tensor, generator: torch.Generator) -> None:
+    """Copy a random passage to a later position, four times, modifying `tokens` (n,).
+
+    A passage has 8 to 128 tokens, and at most n / 4.
+    """
+    n = len(tokens)
     for _ in range(4):
-        length = int(torch.randint(8, min(128, n // 4) + 1, (), generator=draw))
-        first = int(torch.randint(n - 2 * length, (), generator=draw))
-        again = int(torch.randint(first + length, n - length + 1, (), generator=draw))
-        row[again : again + length] = row[first : first + length].clone()
+        length = int(torch.randint(8, min(128, n // 4) + 1, (), generator=generator))
+        first = int(torch.randint(n - 2 * length, (), generator=generator))
+        second = int(torch.randint(first + length, n - length + 1, (), generator=generator))
+        tokens[second : second + length] = tokens[first : first + length].clone()
 
 
-def induction(model: LanguageModel, *, batch: int = 8, period: int = 100, seed: int = 7) -> list[Tensor]:
-    """For each layer and head, the mean weight that a token of a random sequence said twice gives, the second time, to
-    the token after its first occurrence."""
-    draw = torch.Generator().manual_seed(seed)
-    half = torch.randint(1, model.embedding.num_embeddings, (batch, period), generator=draw)
-    found = []
+def induction_scores(model: LanguageModel, *, batch_size: int = 8, period: int = 100, seed: int = 7) -> list[Tensor]:
+    """Return the induction scores of the heads, a tensor (num_heads,) per layer.
+
+    The input is a random sequence of length `period` and the same sequence again. The score is the mean attention
+    weight from tokens in the second copy to the token after their first occurrence.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randint(1, model.embedding.num_embeddings, (batch_size, period), generator=generator)
+    scores = []
     with torch.no_grad():
-        for layer in model.decoder.attend(model.embedding(torch.cat((half, half), dim=1))):
-            rows = layer.own.weights[:, :, period:, :]
-            found.append(rows.diagonal(offset=1, dim1=-2, dim2=-1)[..., :period].mean((0, 2)))
-    return found
+        for layer in model.decoder.attention_with_weights(model.embedding(torch.cat((half, half), dim=1))):
+            second_half = layer.self_attention.weights[:, :, period:, :]
+            scores.append(second_half.diagonal(offset=1, dim1=-2, dim2=-1)[..., :period].mean((0, 2)))
+    return scores
 
 
-def _texts(data: Path) -> Iterator[str]:
-    """Speeches and chapters in a fixed order; or passages of other texts."""
-    if any((data / folder).is_dir() for folder in FETCHED):
-        for folder in FETCHED:
-            yield from map(_read, _paths(data / folder))
+def _iter_texts(data: Path) -> Iterator[str]:
+    """Yield the speeches and chapters in a fixed order, or the passages of other texts."""
+    if any((data / folder).is_dir() for folder in DATASET_FOLDERS):
+        for folder in DATASET_FOLDERS:
+            yield from map(_read_text, _text_paths(data / folder))
     else:
-        for path in [data] if data.is_file() else _paths(data):
-            yield from passages(_read(path))
+        for path in [data] if data.is_file() else _text_paths(data):
+            yield from split_passages(_read_text(path))
 
 
-def _paths(folder: Path) -> list[Path]:
-    found = sorted(folder.rglob("*.txt"))
-    if not found:
+def _text_paths(folder: Path) -> list[Path]:
+    paths = sorted(folder.rglob("*.txt"))
+    if not paths:
         raise LoadError(
-            f"the language model learns from texts, *.txt in {folder}; got none. Run make data, or name a text or a "
+            f"the language task needs texts, *.txt in {folder}; got none. Run make data, or pass a text file or a "
             "folder of texts with --data."
         )
-    return found
+    return paths
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf8")
     except UnicodeDecodeError as error:
-        raise LoadError(f"texts must be UTF-8; got {path}, which is not at byte {error.start}.") from None
+        raise LoadError(f"texts must be UTF-8; got {path}, which is invalid at byte {error.start}.") from None
     except OSError as error:
-        raise LoadError(f"texts must be files that can be read; got {path}: {error.strerror}.") from None
+        raise LoadError(f"texts must be readable files; got {path}: {error.strerror}.") from None
 
 
-def passages(text: str, size: int = PASSAGE) -> list[str]:
-    """A text cut behind words, in pieces of at least `size` characters but for the last.
+def split_passages(text: str, min_chars: int = PASSAGE_CHARS) -> list[str]:
+    """Split a text at spaces into passages of at least `min_chars` characters; the last may be shorter.
 
-    >>> passages("one two three four", size=5)
+    >>> split_passages("one two three four", min_chars=5)
     ['one two ', 'three ', 'four']
     """
-    longest = 100  # letters of a word: some languages leave no space between them
-    return re.findall(rf"(?s).{{{size}}}\S{{0,{longest}}}\s*|.+", text)
+    max_word_chars = 100  # some languages have no spaces between words
+    return re.findall(rf"(?s).{{{min_chars}}}\S{{0,{max_word_chars}}}\s*|.+", text)

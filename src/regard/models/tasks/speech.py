@@ -1,8 +1,7 @@
-"""Ten spoken digits, zero to nine, said by the voices of espeak-ng in seven accents of English.
+"""Classification of spoken digits, zero to nine, synthesized by espeak-ng in seven accents of English.
 
-Voices that are copies of each other with a few numbers changed are a family. Every fifth family is held out, with all
-its voices: none of them is heard in training. How well a model does on a human voice, which none of these is, is
-measured on ten clips of Asterisk.
+Voices that differ only in a few parameters form a family. Every fifth family is held out with all its voices. Accuracy
+on a human voice is measured on ten Asterisk recordings.
 """
 
 import hashlib
@@ -23,16 +22,16 @@ from torch.nn.functional import interpolate, pad
 
 from regard.errors import LoadError
 from regard.files.atomic import atomic_file
-from regard.models.sound import LogMel, read_wav, resampled
+from regard.models.audio import LogMelSpectrogram, read_wav, resample
 from regard.models.speech import SpeechClassifier
-from regard.models.train import Outcome, Recipe, answers
-from regard.nn.block import Design
-from regard.nn.position import Rotary
+from regard.models.training import BatchResult, Recipe, classification_result
+from regard.nn.block import BlockConfig
+from regard.nn.position_encoding import RotaryEmbedding
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# Names of files, British first: by other names, such as en-gb, espeak-ng finds the accent and forgets the voice.
+# File names: with other names, such as en-gb, espeak-ng uses the accent without the voice.
 ACCENTS = ("en", "en-gb-scotland", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-gb-x-rp", "en-us", "en-029")
-FAMILIES = tuple(
+VOICE_FAMILIES = tuple(
     tuple(voice.replace("_", " ") for voice in line.split())
     for line in """
     adam
@@ -92,18 +91,18 @@ FAMILIES = tuple(
     zac
     """.strip().splitlines()
 )
-HELD_OUT = tuple(itertools.chain(*FAMILIES[4::5]))
-TRAINED = tuple(voice for family in FAMILIES for voice in family if voice not in HELD_OUT)
-SPEEDS, PITCHES = (80, 221), (25, 76)  # words a minute, and espeak-ng's own scale from 0 to 99
-BATCH = 64
-FRAMES = LogMel()
-MARGIN = FRAMES.rate // 20  # samples of silence on both sides of a clip that is tested
-QUIET = 0.01  # of the loudest sample: what is below it before and after a clip is cut off
+TEST_VOICES = tuple(itertools.chain(*VOICE_FAMILIES[4::5]))
+TRAIN_VOICES = tuple(voice for family in VOICE_FAMILIES for voice in family if voice not in TEST_VOICES)
+SPEED_RANGE_WPM, PITCH_RANGE = (80, 221), (25, 76)  # words per minute, and espeak-ng's pitch scale from 0 to 99
+BATCH_SIZE = 64
+SPECTROGRAM = LogMelSpectrogram()
+MARGIN_SAMPLES = SPECTROGRAM.sample_rate // 20  # silence before and after a test clip
+SILENCE_THRESHOLD = 0.01  # relative to the loudest sample
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A digit as one voice says it."""
+    """The parameters of a synthesized digit."""
 
     digit: int
     voice: str
@@ -113,215 +112,226 @@ class Clip:
 
 
 def clips(voice: str) -> list[Clip]:
-    """All that a voice says: each digit in each accent, at speeds and pitches that its name settles.
+    """Return the clips of a voice: each digit in each accent, with speeds and pitches derived from the voice's name.
 
     >>> clips("f1")[3]
     Clip(digit=3, voice='f1', accent='en', speed=148, pitch=68)
     """
-    draw = torch.Generator().manual_seed(int(hashlib.sha256(voice.encode()).hexdigest()[:8], 16))
+    generator = torch.Generator().manual_seed(int(hashlib.sha256(voice.encode()).hexdigest()[:8], 16))
     count = len(ACCENTS) * len(DIGITS)
-    speeds = torch.randint(*SPEEDS, (count,), generator=draw).tolist()
-    pitches = torch.randint(*PITCHES, (count,), generator=draw).tolist()
-    said = itertools.product(ACCENTS, range(len(DIGITS)))
+    speeds = torch.randint(*SPEED_RANGE_WPM, (count,), generator=generator).tolist()
+    pitches = torch.randint(*PITCH_RANGE, (count,), generator=generator).tolist()
+    accents_and_digits = itertools.product(ACCENTS, range(len(DIGITS)))
     return [
         Clip(digit, voice, accent, speed, pitch)
-        for (accent, digit), speed, pitch in zip(said, speeds, pitches, strict=True)
+        for (accent, digit), speed, pitch in zip(accents_and_digits, speeds, pitches, strict=True)
     ]
 
 
 class Espeak:
-    """espeak-ng as `make data` unpacks it into `folder`."""
+    """The speech synthesizer espeak-ng, which `make data` unpacks into `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.program = folder / "usr" / "bin" / "espeak-ng"
+        self.executable = folder / "usr" / "bin" / "espeak-ng"
         voices = list(folder.glob("usr/lib/*/espeak-ng-data/voices/!v"))
-        if not self.program.is_file() or not voices:
+        if not self.executable.is_file() or not voices:
             raise LoadError(
-                f"digits are spoken by espeak-ng, in {folder}; it is not there. Run make data, or name another folder "
+                f"the speech task needs espeak-ng in {folder}; it is not there. Run make data, or pass another folder "
                 "with --data."
             )
-        # espeak-ng speaks with its own voice where it does not know one, and so would those held out and those not
-        for voice in (*TRAINED, *HELD_OUT):
+        # espeak-ng replaces unknown voices by its default voice, which would then be in both training and test sets
+        for voice in (*TRAIN_VOICES, *TEST_VOICES):
             if not (voices[0] / voice).is_file():
                 raise LoadError(f"{voices[0]} must hold the voice {voice!r}; it does not. Fetch espeak-ng 1.51 again.")
-        self.voices_in = voices[0].parents[2]
-        self.libraries = sorted({str(path.parent) for path in folder.rglob("*.so*")})
+        self.data_path = voices[0].parents[2]
+        self.library_dirs = sorted({str(path.parent) for path in folder.rglob("*.so*")})
 
-    def say(self, clip: Clip) -> Tensor:
-        """Samples at the rate of `FRAMES`, as `trimmed` leaves them."""
+    def synthesize(self, clip: Clip) -> Tensor:
+        """Return the waveform (samples,) of a clip at the sample rate of `SPECTROGRAM`, after `trim_silence`."""
         command = [
-            *(str(self.program), "--path", str(self.voices_in), "-v", f"{clip.accent}+{clip.voice}"),
+            *(str(self.executable), "--path", str(self.data_path), "-v", f"{clip.accent}+{clip.voice}"),
             *("-s", str(clip.speed), "-p", str(clip.pitch), "-z", "--stdout", DIGITS[clip.digit]),
         ]
-        environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(self.libraries)}
-        # in a session of its own: Ctrl-C stops a training after its step, not the speaker in the middle of a word
-        done = subprocess.run(command, env=environment, capture_output=True, check=False, start_new_session=True)
-        if done.returncode or done.stderr:
-            said = done.stderr.decode(errors="replace").strip()
+        environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(self.library_dirs)}
+        # a new session, so that Ctrl-C does not reach espeak-ng: training stops after the step
+        process = subprocess.run(command, env=environment, capture_output=True, check=False, start_new_session=True)
+        if process.returncode or process.stderr:
+            message = process.stderr.decode(errors="replace").strip()
             raise LoadError(
-                f"espeak-ng must say {clip}; it ended with {done.returncode} and said {said!r}. "
-                f"Try {self.program} alone."
+                f"espeak-ng must synthesize {clip}; it exited with code {process.returncode} and the message "
+                f"{message!r}. Try to run {self.executable}."
             )
-        sound, rate = read_wav(io.BytesIO(done.stdout))
-        return trimmed(resampled(sound, rate, FRAMES.rate))
+        waveform, sample_rate = read_wav(io.BytesIO(process.stdout))
+        return trim_silence(resample(waveform, sample_rate, SPECTROGRAM.sample_rate))
 
 
-def trimmed(sound: Tensor) -> Tensor:
-    """Sound (samples,) from where it begins to where it ends, its loudest sample at 1/2."""
-    loud = sound.abs()
-    heard = (loud > QUIET * loud.max()).nonzero()
-    if not len(heard):
-        raise LoadError(f"a clip must be heard; got {len(sound)} samples of silence.")
-    return sound[int(heard[0]) : int(heard[-1]) + 1] * (0.5 / loud.max())
+def trim_silence(waveform: Tensor) -> Tensor:
+    """Return the waveform (samples,) without silence at both ends, scaled to a peak amplitude of 0.5."""
+    amplitude = waveform.abs()
+    audible = (amplitude > SILENCE_THRESHOLD * amplitude.max()).nonzero()
+    if not len(audible):
+        raise LoadError(f"a clip must not be silent; got {len(waveform)} samples of silence.")
+    return waveform[int(audible[0]) : int(audible[-1]) + 1] * (0.5 / amplitude.max())
 
 
-def spoken(voice: str, data: Path) -> list[Tensor]:
-    """The sound of `clips(voice)`: as 16 bits from data/spoken if it was made before, else made and kept there."""
+def load_or_synthesize(voice: str, data: Path) -> list[Tensor]:
+    """Return the 16-bit waveforms of `clips(voice)`, loaded from data/spoken or synthesized and saved there."""
     path = data / "spoken" / f"{voice}.npz"
-    plan = json.dumps([astuple(clip) for clip in clips(voice)])
+    description = json.dumps([astuple(clip) for clip in clips(voice)])
     if path.is_file():
-        with np.load(path) as kept:
-            if str(kept["plan"]) == plan:
-                return _divided(kept["samples"], kept["ends"])
+        with np.load(path) as cached:
+            if "clips" in cached and str(cached["clips"]) == description:
+                return _split_samples(cached["samples"], cached["ends"])
     espeak = Espeak(data / "espeak-ng")
-    sounds = [(espeak.say(clip) * 32767).round().short().numpy() for clip in clips(voice)]
-    samples, ends = np.concatenate(sounds), np.cumsum([len(sound) for sound in sounds])
+    waveforms = [(espeak.synthesize(clip) * 32767).round().short().numpy() for clip in clips(voice)]
+    samples, ends = np.concatenate(waveforms), np.cumsum([len(waveform) for waveform in waveforms])
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
-        np.savez(file, samples=samples, ends=ends, plan=np.array(plan))
-    return _divided(samples, ends)
+        np.savez(file, samples=samples, ends=ends, clips=np.array(description))
+    return _split_samples(samples, ends)
 
 
-def _divided(samples: Any, ends: Any) -> list[Tensor]:
+def _split_samples(samples: Any, ends: Any) -> list[Tensor]:
     return [torch.from_numpy(part) for part in np.split(samples, ends[:-1])]
 
 
-def asterisk(data: Path) -> list[Tensor]:
-    """The digits as Allison Smith says them on the telephone, trimmed like the others."""
+def load_asterisk_digits(data: Path) -> list[Tensor]:
+    """Return the digits spoken by Allison Smith for the telephone system Asterisk, after `trim_silence`."""
     folder = _asterisk_folder(data)
-    found = [read_wav(folder / f"{digit}.wav") for digit in range(len(DIGITS))]
-    return [trimmed(resampled(sound, rate, FRAMES.rate)) for sound, rate in found]
+    recordings = [read_wav(folder / f"{digit}.wav") for digit in range(len(DIGITS))]
+    return [
+        trim_silence(resample(waveform, sample_rate, SPECTROGRAM.sample_rate)) for waveform, sample_rate in recordings
+    ]
 
 
 def _asterisk_folder(data: Path) -> Path:
-    found = sorted((data / "asterisk").glob("usr/share/asterisk/sounds/*/digits"))
-    if len(found) != 1:
+    folders = sorted((data / "asterisk").glob("usr/share/asterisk/sounds/*/digits"))
+    if len(folders) != 1:
         raise LoadError(
-            f"digits of a human voice must be in {data / 'asterisk'}; got {len(found)} folders of them. Run make data, "
-            "or name another folder with --data."
+            f"{data / 'asterisk'} must hold one folder of recorded digits; got {len(folders)}. Run make data, or pass "
+            "another folder with --data."
         )
-    return found[0]
+    return folders[0]
 
 
-def made(words: dict[str, Any]) -> SpeechClassifier:
-    """The model that a file of weights is for."""
-    design = Design(**words["design"])
+def build_model(config: dict[str, Any]) -> SpeechClassifier:
+    """Return an untrained model from a saved configuration."""
+    block_config = BlockConfig(**config["block_config"])
     return SpeechClassifier(
-        bands=FRAMES.bands,
-        channels=words["channels"],
-        classes=len(DIGITS),
-        layers=words["layers"],
-        design=design,
-        position=Rotary(design.width_of_head),
+        n_mels=SPECTROGRAM.n_mels,
+        conv_channels=config["conv_channels"],
+        num_classes=len(DIGITS),
+        num_layers=config["num_layers"],
+        block_config=block_config,
+        position_encoding=RotaryEmbedding(block_config.resolved_head_dim),
     )
 
 
 class SpeechTask:
-    """`data` holds the folders that `make data` fetched: espeak-ng and asterisk.
+    """Classification of spoken digits. `data` holds the folders espeak-ng and asterisk from `make data`.
 
-    The first time, the voices speak all clips, which takes minutes; data/spoken keeps them.
+    The first use synthesizes all clips into data/spoken, which takes minutes.
     """
 
     name = "speech"
-    recipe = Recipe(steps=1500, rate=1e-3, warmup=200, decay=0.05, smoothing=0.1)
+    recipe = Recipe(steps=1500, lr=1e-3, warmup_steps=200, weight_decay=0.05, label_smoothing=0.1)
 
     def __init__(self, data: Path) -> None:
         self.data = data
         Espeak(data / "espeak-ng")
         _asterisk_folder(data)
 
-    def words(self) -> dict[str, Any]:
-        design = {"width": 96, "heads": 4, "hidden": 192, "dropout": 0.1}
-        return {"layers": 3, "channels": 32, "design": design}
+    def model_config(self) -> dict[str, Any]:
+        block_config = {"embed_dim": 96, "num_heads": 4, "ffn_dim": 192, "dropout": 0.1}
+        return {"num_layers": 3, "conv_channels": 32, "block_config": block_config}
 
-    def model(self) -> nn.Module:
-        return made(self.words())
-
-    @cached_property
-    def trained(self) -> list[tuple[Clip, Tensor]]:
-        """Clips that are trained on, and how they sound."""
-        return self._spoken(TRAINED)
+    def untrained_model(self) -> nn.Module:
+        return build_model(self.model_config())
 
     @cached_property
-    def held_out(self) -> list[tuple[Clip, Tensor]]:
-        """Clips of voices that are never heard in training."""
-        return self._spoken(HELD_OUT)
+    def train_clips(self) -> list[tuple[Clip, Tensor]]:
+        """The training clips and their waveforms."""
+        return self._load_clips(TRAIN_VOICES)
 
-    def _spoken(self, voices: tuple[str, ...]) -> list[tuple[Clip, Tensor]]:
-        return [pair for voice in voices for pair in zip(clips(voice), spoken(voice, self.data), strict=True)]
+    @cached_property
+    def test_clips(self) -> list[tuple[Clip, Tensor]]:
+        """The clips of held-out voices and their waveforms."""
+        return self._load_clips(TEST_VOICES)
 
-    def outcome(self, model: nn.Module, step: int, draw: torch.Generator, recipe: Recipe) -> Outcome:
-        frames, lengths, digits = self.batch(BATCH, draw)
-        return answers(model(frames, lengths=lengths), digits, recipe.smoothing)
+    def _load_clips(self, voices: tuple[str, ...]) -> list[tuple[Clip, Tensor]]:
+        return [
+            pair for voice in voices for pair in zip(clips(voice), load_or_synthesize(voice, self.data), strict=True)
+        ]
 
-    def batch(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Frames of `count` clips, each `varied`, how many of them are real, and the digits that are said."""
-        chosen = [self.trained[place] for place in torch.randint(len(self.trained), (count,), generator=draw).tolist()]
-        frames, lengths = framed([varied(as_float(sound), draw) for _, sound in chosen])
-        return frames, lengths, torch.tensor([clip.digit for clip, _ in chosen])
+    def training_step(self, model: nn.Module, step: int, generator: torch.Generator, recipe: Recipe) -> BatchResult:
+        frames, lengths, digits = self.batch(BATCH_SIZE, generator)
+        return classification_result(model(frames, lengths=lengths), digits, recipe.label_smoothing)
+
+    def batch(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Return frames of `batch_size` augmented clips, their lengths without padding, and their digits."""
+        indices = torch.randint(len(self.train_clips), (batch_size,), generator=generator).tolist()
+        sample = [self.train_clips[i] for i in indices]
+        frames, lengths = spectrogram_batch([augment(as_float(waveform), generator) for _, waveform in sample])
+        return frames, lengths, torch.tensor([clip.digit for clip, _ in sample])
 
     def test(self, model: nn.Module) -> dict[str, float]:
-        """Shares of digits that are recognised: of voices held out, of the worst of them, and of a human voice."""
-        right = heard(model, self.held_out)
-        every = [is_right for each in right.values() for is_right in each]
-        human = recognised(model, asterisk(self.data))
+        """Return the accuracy on all held-out voices, on the worst of them, and on a human voice."""
+        by_voice = correct_by_voice(model, self.test_clips)
+        is_correct = list(itertools.chain(*by_voice.values()))
+        asterisk_digits = predict_digits(model, load_asterisk_digits(self.data))
         return {
-            "accuracy": sum(every) / len(every),
-            "worst_voice": min(sum(each) / len(each) for each in right.values()),
-            "asterisk": sum(found == digit for digit, found in enumerate(human)) / len(DIGITS),
-            "tested": float(len(every)),
+            "accuracy": sum(is_correct) / len(is_correct),
+            "worst_voice_accuracy": min(sum(results) / len(results) for results in by_voice.values()),
+            "asterisk_accuracy": sum(predicted == digit for digit, predicted in enumerate(asterisk_digits))
+            / len(DIGITS),
+            "num_tested": float(len(is_correct)),
         }
 
 
-def as_float(sound: Tensor) -> Tensor:
-    """Samples of 16 bits as numbers between -1 and 1."""
-    return sound.float() / 32767
+def as_float(waveform: Tensor) -> Tensor:
+    """Return 16-bit samples as floats from -1 to 1."""
+    return waveform.float() / 32767
 
 
-def varied(sound: Tensor, draw: torch.Generator) -> Tensor:
-    """A clip as it could have been: up to a fourth longer or shorter, which also lowers or raises it, duller or
-    sharper, up to 0.1 s of silence before and after it, and noise."""
-    stretch, tilt, loud = torch.rand(3, generator=draw).tolist()
-    n = round(len(sound) * 1.25 ** (2 * stretch - 1))
-    sound = interpolate(sound.view(1, 1, -1), size=n, mode="linear", align_corners=True).view(-1)
-    sound = sound + 0.8 * (2 * tilt - 1) * pad(sound[:-1], (1, 0))
-    before, after = torch.randint(FRAMES.rate // 10 + 1, (2,), generator=draw).tolist()
-    level = sound.square().mean().sqrt() * 10 ** (-0.25 - 2 * loud)  # 5 to 45 decibels below the voice
-    sound = pad(sound, (before, after))
-    noise: Tensor = level * torch.randn(len(sound), generator=draw)
-    return sound + noise
+def augment(waveform: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random variant of a clip.
+
+    Its duration and pitch change by a factor of up to 1.25, its spectrum is tilted, up to 0.1 s of silence is added
+    before and after, and noise is added.
+    """
+    stretch, tilt, attenuation = torch.rand(3, generator=generator).tolist()
+    n = round(len(waveform) * 1.25 ** (2 * stretch - 1))
+    waveform = interpolate(waveform.view(1, 1, -1), size=n, mode="linear", align_corners=True).view(-1)
+    waveform = waveform + 0.8 * (2 * tilt - 1) * pad(waveform[:-1], (1, 0))
+    before, after = torch.randint(SPECTROGRAM.sample_rate // 10 + 1, (2,), generator=generator).tolist()
+    noise_level = waveform.square().mean().sqrt() * 10 ** (-0.25 - 2 * attenuation)  # 5 to 45 dB below the voice
+    waveform = pad(waveform, (before, after))
+    noise: Tensor = noise_level * torch.randn(len(waveform), generator=generator)
+    return waveform + noise
 
 
-def framed(sounds: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Frames (batch, longest, bands) of sounds, filled up at the end, and how many of each are real."""
-    samples = torch.tensor([len(sound) for sound in sounds])
-    filled = nn.utils.rnn.pad_sequence(sounds, batch_first=True)
-    return FRAMES(filled), FRAMES.lengths(samples)
+def spectrogram_batch(waveforms: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return frames (batch, n, n_mels) of waveforms, padded at the end, and their lengths without padding."""
+    num_samples = torch.tensor([len(waveform) for waveform in waveforms])
+    padded = nn.utils.rnn.pad_sequence(waveforms, batch_first=True)
+    return SPECTROGRAM(padded), SPECTROGRAM.num_frames(num_samples)
 
 
-def recognised(model: nn.Module, sounds: list[Tensor]) -> list[int]:
-    """The likeliest digit of each sound."""
-    found: list[int] = []
-    for begin in range(0, len(sounds), BATCH):
-        frames, lengths = framed([pad(sound, (MARGIN, MARGIN)) for sound in sounds[begin : begin + BATCH]])
-        found += model(frames, lengths=lengths).argmax(-1).tolist()
-    return found
+def predict_digits(model: nn.Module, waveforms: list[Tensor]) -> list[int]:
+    """Return the most likely digit of each waveform."""
+    digits: list[int] = []
+    for start in range(0, len(waveforms), BATCH_SIZE):
+        frames, lengths = spectrogram_batch(
+            [pad(waveform, (MARGIN_SAMPLES, MARGIN_SAMPLES)) for waveform in waveforms[start : start + BATCH_SIZE]]
+        )
+        digits += model(frames, lengths=lengths).argmax(-1).tolist()
+    return digits
 
 
-def heard(model: nn.Module, pairs: list[tuple[Clip, Tensor]]) -> dict[str, list[bool]]:
-    """For each voice, which of its clips are recognised."""
-    found = recognised(model, [as_float(sound) for _, sound in pairs])
-    right: dict[str, list[bool]] = {}
-    for (clip, _), digit in zip(pairs, found, strict=True):
-        right.setdefault(clip.voice, []).append(clip.digit == digit)
-    return right
+def correct_by_voice(model: nn.Module, pairs: list[tuple[Clip, Tensor]]) -> dict[str, list[bool]]:
+    """Return, for each voice, whether each of its clips is classified correctly."""
+    predicted = predict_digits(model, [as_float(waveform) for _, waveform in pairs])
+    is_correct: dict[str, list[bool]] = {}
+    for (clip, _), digit in zip(pairs, predicted, strict=True):
+        is_correct.setdefault(clip.voice, []).append(clip.digit == digit)
+    return is_correct

@@ -1,0 +1,1 @@
+"""The backends: their protocol, their registry, and what they share."""

@@ -1,0 +1,1 @@
+"""The flex backend: torch's FlexAttention."""

@@ -1,0 +1,1 @@
+"""The native backend: the C++ kernels of csrc/."""

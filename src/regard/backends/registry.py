@@ -1,0 +1,38 @@
+"""The backends of this installation, in the order in which they are tried."""
+
+from regard.backends.flex.backend import FlexBackend
+from regard.backends.native.backend import NativeBackend
+from regard.backends.protocol import Backend, SupportsWeightTiles
+from regard.backends.reference import ReferenceBackend
+from regard.backends.shared.weight_tiles import TorchWeightTiles, WeightInputs, WeightTileSource
+from regard.backends.tiled import TiledBackend
+from regard.plan.choose import Plan
+
+_TILED = TiledBackend()
+BACKENDS: tuple[Backend, ...] = (
+    NativeBackend(fallback=_TILED),
+    FlexBackend(fallback=_TILED),
+    _TILED,
+    ReferenceBackend(),
+)
+BACKENDS_BY_NAME = {backend.name: backend for backend in BACKENDS}
+
+
+def available_backends() -> tuple[str, ...]:
+    """The names of the backends, in the order in which they are tried.
+
+    Backends that store every score, `reference` and on the CPU `flex`, run only if they are requested by name.
+
+    >>> available_backends()
+    ('native', 'flex', 'tiled', 'reference')
+    """
+    return tuple(BACKENDS_BY_NAME)
+
+
+def weight_tile_source(plan: Plan, weight_inputs: WeightInputs) -> WeightTileSource:
+    """The source of tiles of the attention matrix: the planned backend's own kernel, or torch operations."""
+    backend, spec, statistic = BACKENDS_BY_NAME[plan.backend], weight_inputs.spec, weight_inputs.statistic
+    source = None
+    if isinstance(backend, SupportsWeightTiles) and statistic is not None:
+        source = backend.weight_tiles(spec, weight_inputs.inputs, plan.tiling, statistic)
+    return source or TorchWeightTiles(weight_inputs, _TILED.tiling(spec))

@@ -1,0 +1,1 @@
+"""Attention calls: their arguments, their checks and their hashable spec."""

@@ -1,0 +1,1 @@
+"""Attention over tensors in files that do not fit in memory."""

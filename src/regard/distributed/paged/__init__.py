@@ -1,0 +1,1 @@
+"""A paged key-value cache with prefix sharing."""

@@ -1,1 +1,0 @@
-"""WHO computes: engines that answer a spec, each able to say what it cannot do."""

@@ -1,0 +1,127 @@
+"""The files of the page, and all its modules bundled into one script, so that a page needs one request.
+
+A module becomes a function that is called once, after the modules it imports, and returns its exports. Modules must
+import on one line each, from relative paths inside `frontend`, and without cycles. They export functions, classes and
+constants by name, or one default.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from regard.cache import memoize
+from regard.errors import LoadError
+
+IMPORT_PATTERN = re.compile(
+    r"^import (?:(?P<default>\w+)|\* as (?P<all>\w+)|\{(?P<names>[^}]*)\}) "
+    r'from "(?P<path>\.{1,2}/(?:[\w-]+/|\.\./)*[\w-]+\.js)";\s*$',
+    re.M,
+)
+EXPORT_PATTERN = re.compile(r"^export (?P<kind>async function\*?|function\*?|class|const) (?P<name>\w+)", re.M)
+DEFAULT_EXPORT_PATTERN = re.compile(r"^export default ", re.M)
+
+
+def frontend_files() -> list[str]:
+    """Return the paths of the files in the folder `frontend`, such as "map/viewport.js"."""
+    return sorted(_file_paths(files("regard.explorer") / "frontend", ""))
+
+
+def _file_paths(folder: Traversable, prefix: str) -> Iterator[str]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _file_paths(entry, f"{prefix}{entry.name}/")
+        else:
+            yield f"{prefix}{entry.name}"
+
+
+def read_frontend_file(path: str) -> bytes:
+    """Return the content of a file in the folder `frontend`."""
+    if path not in frontend_files():
+        raise LoadError(f"a file of the page must be one of {', '.join(frontend_files())}; got {path!r}.")
+    return files("regard.explorer").joinpath("frontend", *path.split("/")).read_bytes()
+
+
+def served_files() -> dict[str, bytes]:
+    """Return the content of all files by path, and of `page.js`, the bundled script of `index.html`."""
+    return {
+        **{path: read_frontend_file(path) for path in frontend_files()},
+        "page.js": bundle_script("app/page-entry.js").encode(),
+    }
+
+
+@memoize()
+def bundle_script(entry: str) -> str:
+    """Return a module and all its imports as one script, in which the variable `page` has the exports of `entry`.
+
+    >>> "import " in bundle_script("app/widget-entry.js").splitlines()[0]
+    False
+    """
+    modules = _modules_in_import_order(entry)
+    variables = {_module_variable(path): path for path, _ in modules}
+    if len(variables) < len(modules):
+        path = next(path for path, _ in modules if variables[_module_variable(path)] != path)
+        raise LoadError(
+            f"modules must have different variable names; got {path} and {variables[_module_variable(path)]}."
+        )
+    wrapped = [_wrap_module(path, text) for path, text in modules]
+    return "\n".join([*wrapped, f"const page = {_module_variable(entry)};"])
+
+
+def _modules_in_import_order(entry: str) -> list[tuple[str, str]]:
+    """Return the paths and texts of modules, each module after those it imports."""
+    texts: dict[str, str] = {}
+
+    def visit(path: str, importers: tuple[str, ...]) -> None:
+        if path in importers:
+            raise LoadError(f"modules must not import each other in a cycle; got {' -> '.join((*importers, path))}.")
+        if path in texts:
+            return
+        text = read_frontend_file(path).decode()
+        for match in IMPORT_PATTERN.finditer(text):
+            visit(_resolve_import(path, match["path"]), (*importers, path))
+        texts[path] = text
+
+    visit(entry, ())
+    return list(texts.items())
+
+
+def _resolve_import(importer: str, relative_path: str) -> str:
+    """Return the path of an imported module, relative to the folder `frontend`.
+
+    >>> _resolve_import("views/explore/map-view.js", "../../map/viewport.js")
+    'map/viewport.js'
+    """
+    return posixpath.normpath(posixpath.join(posixpath.dirname(importer), relative_path))
+
+
+def _wrap_module(path: str, text: str) -> str:
+    def replace_import(match: re.Match[str]) -> str:
+        source = _module_variable(_resolve_import(path, match["path"]))
+        if match["names"] is not None:
+            return f"const {{ {match['names'].replace(' as ', ': ').strip()} }} = {source};"
+        return f"const {match['all']} = {source};" if match["all"] else f"const {match['default']} = {source}.default;"
+
+    exports = [match["name"] for match in EXPORT_PATTERN.finditer(text)]
+    body = DEFAULT_EXPORT_PATTERN.sub(
+        "const $default = ", EXPORT_PATTERN.sub(r"\g<kind> \g<name>", IMPORT_PATTERN.sub(replace_import, text))
+    )
+    remaining = re.search(r"^(import|export)\b.*", body, re.M)
+    if remaining is not None:
+        raise LoadError(
+            f"{path} must use one-line imports from relative paths and named or default exports; got "
+            f"{remaining[0][:60]!r}."
+        )
+    if DEFAULT_EXPORT_PATTERN.search(text):
+        exports.append("default: $default")
+    return f"const {_module_variable(path)} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();"
+
+
+def _module_variable(path: str) -> str:
+    """Return the variable of a module in the script.
+
+    >>> _module_variable("map/map-axes.js")
+    '$map$map_axes'
+    """
+    return "".join("$" + re.sub(r"\W", "_", part) for part in path.removesuffix(".js").split("/"))

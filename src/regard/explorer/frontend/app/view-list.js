@@ -1,0 +1,25 @@
+// The views in the order of their tabs.
+
+import { arithmeticView } from "../views/explore/arithmetic-view.js";
+import { compareView } from "../views/compare/compare-view.js";
+import { costView } from "../views/learn/cost/cost-view.js";
+import { generateView } from "../views/write/generate-view.js";
+import { linesView } from "../views/explore/lines-view.js";
+import { mapView } from "../views/explore/map-view.js";
+import { overviewView } from "../views/explore/overview-view.js";
+import { stepsView } from "../views/learn/steps/steps-view.js";
+import { textView } from "../views/explore/text-view.js";
+import { theoryView } from "../views/learn/theory/theory-view.js";
+
+export const VIEWS = [
+  { name: "overview", title: "Overview", create: overviewView },
+  { name: "map", title: "Map", create: mapView },
+  { name: "text", title: "Text", create: textView },
+  { name: "lines", title: "Lines", create: linesView },
+  { name: "arithmetic", title: "Arithmetic", create: arithmeticView },
+  { name: "generate", title: "Generate", create: generateView },
+  { name: "compare", title: "Compare", create: compareView },
+  { name: "steps", title: "Steps", create: stepsView, needsText: false },
+  { name: "cost", title: "Cost", create: costView, needsText: false },
+  { name: "theory", title: "Theory", create: theoryView, needsText: false },
+];

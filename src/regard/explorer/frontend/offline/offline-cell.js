@@ -1,0 +1,95 @@
+// Computes the arithmetic of one weight from a head's vectors in an exported file.
+
+/** The response of cell_steps; null for other endpoints, and if the file does not contain the vectors. */
+export async function offlineCell(storedResponse, name, params) {
+  if (name !== "cell_steps") return null;
+  const { session, layer, head, query, key } = params;
+  const response = await storedResponse("head_vectors", { session, layer, head });
+  if (!response?.values.is_supported) return null;
+  return { values: { layer, head, query, key, ...cellSteps(response, query, key) }, arrays: {} };
+}
+
+function cellSteps({ values, arrays }, query, key) {
+  const { scale, normalizer, formula, modifier, mask, code, query_offset: offset } = values;
+  const [q, k, v] = [vector(arrays.q, query), vector(arrays.k, key), vector(arrays.v, key)];
+  const scores = scoresOf(arrays, scale, query);
+  const products = q.map((x, n) => x * k[n]);
+  const dot = sum(products);
+  const row = softmax(scores);
+  const score = scores[key];
+  const isVisible = score !== -Infinity;
+  const placeholders = { "{query}": query, "{key}": key, "{position}": offset + query };
+  return {
+    q,
+    k,
+    scale,
+    score_kind: "dot",
+    products,
+    dot,
+    scaled: dot * scale,
+    modified_score: modifier ? arrays.scores.data[query * arrays.k.shape[0] + key] : null,
+    is_visible: isVisible,
+    score: isVisible ? score : null,
+    formula,
+    modifier,
+    mask,
+    normalizer,
+    ...weightSteps(row, scores, key),
+    v,
+    weighted_value: v.map((x) => row.weights[key] * x),
+    output: outputOf(row.weights, arrays.v),
+    code: Object.entries(placeholders).reduce((text, [name, value]) => text.replaceAll(name, value), code),
+  };
+}
+
+/** The scores of a query, -Infinity for masked keys. Scores with a score modifier are in the file. */
+function scoresOf({ q, k, visible, scores }, scale, query) {
+  const queryVector = vector(q, query);
+  return Array.from({ length: k.shape[0] }, (_, key) => {
+    if (!visible.data[query * k.shape[0] + key]) return -Infinity;
+    if (scores) return scores.data[query * k.shape[0] + key];
+    return scale * sum(vector(k, key).map((x, n) => x * queryVector[n]));
+  });
+}
+
+function softmax(scores) {
+  const rowMax = Math.max(...scores);
+  if (rowMax === -Infinity) return { rowMax, exp: scores, expSum: 0, weights: scores.map(() => 0) };
+  const exp = scores.map((s) => Math.exp(s - rowMax));
+  const expSum = sum(exp);
+  return { rowMax, exp, expSum, weights: exp.map((e) => e / expSum) };
+}
+
+/** The steps from the score to the weight; without them if every key is masked. */
+function weightSteps({ rowMax, exp, expSum, weights }, scores, key) {
+  const values = { weight: weights[key], row_sum: sum(weights) };
+  if (rowMax === -Infinity) return values;
+  const lse = rowMax + Math.log(expSum);
+  return {
+    ...values,
+    statistic: { name: "lse", value: lse },
+    factor: 1,
+    row_max: rowMax,
+    exponent: scores[key] === -Infinity ? null : scores[key] - rowMax,
+    exp: exp[key],
+    exp_sum: expSum,
+    lse,
+    argmax_key: scores.indexOf(rowMax),
+    num_visible_keys: scores.filter((s) => s > -Infinity).length,
+  };
+}
+
+/** The output of a query; values of keys without weight are skipped, since they may be NaN. */
+function outputOf(weights, { data, shape: [, width] }) {
+  return Array.from({ length: width }, (_, n) =>
+    weights.reduce((total, weight, key) => (weight > 0 ? total + weight * data[key * width + n] : total), 0),
+  );
+}
+
+function vector({ data, shape: [, width] }, n) {
+  return Array.from(data.subarray(n * width, (n + 1) * width));
+}
+
+function sum(numbers) {
+  return numbers.reduce((total, x) => total + x, 0);
+}

@@ -1,0 +1,207 @@
+// The Compare view: the maps of two sessions with a shared cursor, and their difference.
+
+import { changedHeadsTable } from "./changed-heads-table.js";
+import { drawSessionPicker } from "./session-picker.js";
+import { counterpartHead, weightDifferenceMap, selectOtherSession, fractionDifferenceMap } from "./head-difference.js";
+import { segmentedControl, element, replaceContent } from "../../components/element.js";
+import { formatNumber } from "../../components/format.js";
+import { addMapGestures } from "../../map/pointer-gestures.js";
+import { headToolbar } from "../../components/head-toolbar.js";
+import { HeadMap } from "../../map/head-map.js";
+import { effectiveScale } from "../explore/map-view.js";
+import { selectLayer, selectSession, headMapData } from "../../state/selectors.js";
+import { effectiveTheme } from "../../app/theme.js";
+
+const ONE_SESSION_HINT = {
+  server: "There is only one text so far. Type another text or select another model, then press Compare.",
+  widget: "The widget shows one recording. To compare two, use regard explore or recording.compare(other).",
+  file: "This file contains one text. To compare two, use regard explore.",
+};
+
+export function compareView(context) {
+  const { store } = context;
+  const parts = {
+    sessionPicker: element("form", { class: "toolbar" }),
+    reason: element("p", { class: "hint boxed", hidden: true }),
+    table: element("div", { class: "changed-heads" }),
+    maps: element("div", { class: "comparison-maps" }),
+    panels: {},
+    comparison: null,
+    requestId: 0,
+  };
+  for (const [name, title] of [
+    ["first", "First"],
+    ["second", "Second"],
+    ["difference", "First minus second"],
+  ])
+    parts.panels[name] = createPanel(context, parts, name, title);
+  parts.maps.append(...Object.values(parts.panels).map(({ node }) => node));
+  const pooling = segmentedControl(
+    "Pooling",
+    [
+      ["mean", "Mean"],
+      ["max", "Max"],
+    ],
+    store.get().pooling,
+    (pooling) => store.set({ pooling }),
+  );
+  context.subscribe((_, changed) => {
+    const has = (...names) => names.some((name) => changed.has(name));
+    if (has("serverState", "session", "otherSession")) loadComparison(context, parts);
+    else if (has("layer", "head")) loadMaps(context, parts);
+    if (has("pooling", "theme", "isDarkEnvironment")) updateColors(context, parts);
+    if (has("hoveredCell")) markHoveredCell(context, parts);
+  });
+  context.end(() => Object.values(parts.panels).forEach(({ map }) => map.dispose()));
+  loadComparison(context, parts);
+  return element(
+    "section",
+    { class: "view compare-view", "aria-label": "Compare" },
+    headToolbar(context, pooling),
+    parts.sessionPicker,
+    parts.reason,
+    parts.maps,
+    parts.table,
+  );
+}
+
+function createPanel(context, parts, name, title) {
+  const canvas = element("canvas", { class: "map", tabindex: 0, role: "img", "aria-label": title });
+  const map = new HeadMap(canvas, context.tiles, { failed: context.showError, changed: () => showValues(parts) });
+  const heading = element("h3", {}, title);
+  const value = element("output", { class: "value", "data-panel-value": name });
+  /** Whether cells are pairs of tokens, and not relative positions. */
+  const hasTokenCells = () => name !== "difference" || parts.comparison?.has_equal_shapes;
+  const changeAllViews = (change) =>
+    Object.values(parts.panels).forEach((panel) => {
+      change(panel.map.view);
+      panel.map.draw();
+    });
+  addMapGestures(canvas, {
+    zoom: (factor, x = map.left + map.view.width / 2, y = map.top + map.view.height / 2) =>
+      changeAllViews((view) => view.zoom(factor, x - map.left, y - map.top)),
+    pan: (x, y) => changeAllViews((view) => view.pan(x, y)),
+    fit: () => changeAllViews((view) => view.fit()),
+    point: (x, y) => {
+      if (hasTokenCells()) context.store.set({ hoveredCell: map.cellAt(x, y) });
+    },
+    pick: (x, y) => {
+      const cell = map.cellAt(x, y);
+      if (cell) context.store.set(cell);
+    },
+    open: () => {},
+    step: (down, right) => {
+      const { query, key } = context.store.get().hoveredCell ?? { query: 0, key: 0 };
+      const clamp = (n, length) => Math.max(0, Math.min(length - 1, n));
+      context.store.set({
+        hoveredCell: { query: clamp(query + down, map.view.queries), key: clamp(key + right, map.view.keys) },
+      });
+    },
+  });
+  return {
+    node: element(
+      "figure",
+      { class: "comparison-panel", "data-panel": name },
+      element("figcaption", {}, heading, value),
+      canvas,
+    ),
+    map,
+    heading,
+    value,
+  };
+}
+
+/** Requests the comparison of the two sessions, then shows the maps. */
+async function loadComparison(context, parts) {
+  const { store } = context;
+  const state = store.get();
+  const other = selectOtherSession(state);
+  drawSessionPicker(context, parts.sessionPicker, other);
+  parts.comparison = null;
+  parts.reason.hidden = Boolean(other);
+  parts.maps.hidden = !other;
+  if (!other) return replaceContent(parts.reason, ONE_SESSION_HINT[context.source.kind]);
+  try {
+    const params = { session: state.session, other_session: other.id };
+    const { values } = await context.requestCached("compare", params);
+    const current = store.get();
+    const isSame = current.stateVersion === state.stateVersion && current.session === state.session;
+    if (!isSame || selectOtherSession(current)?.id !== other.id) return undefined;
+    parts.comparison = values;
+    parts.reason.hidden = !values.reason;
+    replaceContent(parts.reason, values.reason ?? "");
+    replaceContent(parts.table, changedHeadsTable(context, values));
+    return loadMaps(context, parts);
+  } catch (error) {
+    return context.showError(error);
+  }
+}
+
+/** Requests the sizes of both maps, then shows the maps and their difference. */
+async function loadMaps(context, parts) {
+  const state = context.store.get();
+  const other = selectOtherSession(state);
+  if (!other || !parts.comparison) return;
+  parts.requestId += 1;
+  const { requestId, comparison } = parts;
+  const head = { layer: selectLayer(state).index, head: state.head };
+  const otherHead = counterpartHead(other, head);
+  try {
+    const [first, second] = await Promise.all([
+      context.requestCached("map_info", { session: state.session, ...head }),
+      context.requestCached("map_info", { session: other.id, ...otherHead }),
+    ]);
+    if (requestId !== parts.requestId || comparison !== parts.comparison) return;
+    updateColors(context, parts);
+    showMaps(state, other, otherHead, [first.values, second.values], parts);
+  } catch (error) {
+    context.showError(error);
+  }
+}
+
+function showMaps(state, other, otherHead, [firstInfo, secondInfo], { panels, comparison }) {
+  const { first, second, difference } = panels;
+  first.map.setData(headMapData({ ...state, hideSink: false }, firstInfo));
+  second.map.setData(headMapData({ ...state, ...otherHead, hideSink: false }, secondInfo, other.id));
+  first.heading.textContent = selectSession(state).title;
+  const isSame = otherHead.layer === selectLayer(state).index && otherHead.head === state.head;
+  second.heading.textContent = isSame ? other.title : `${otherHead.layer}.${otherHead.head} of ${other.title}`;
+  difference.map.setData(
+    comparison.has_equal_shapes
+      ? weightDifferenceMap(state, firstInfo, other.id)
+      : fractionDifferenceMap(state, other.id, otherHead),
+  );
+  difference.heading.textContent = comparison.has_equal_shapes
+    ? "First minus second"
+    : "First minus second, by relative position";
+}
+
+function updateColors({ store }, { panels }) {
+  const state = store.get();
+  for (const { map } of Object.values(panels))
+    map.setColorOptions({
+      pooling: state.pooling,
+      scale: effectiveScale(state),
+      palette: "ink",
+      theme: effectiveTheme(state),
+    });
+}
+
+function markHoveredCell({ store }, { panels, comparison }) {
+  const { hoveredCell } = store.get();
+  for (const [name, { map }] of Object.entries(panels)) {
+    const isInside = hoveredCell && hoveredCell.query < map.view.queries && hoveredCell.key < map.view.keys;
+    map.setMarks({
+      hoveredCell: isInside && (name !== "difference" || comparison?.has_equal_shapes) ? hoveredCell : null,
+    });
+  }
+}
+
+function showValues({ panels }) {
+  for (const { map, value } of Object.values(panels)) {
+    const { hoveredCell } = map.marks;
+    const cell = hoveredCell && map.data ? map.valueAt(hoveredCell.query, hoveredCell.key) : null;
+    value.textContent = cell ? formatNumber(cell.value) : "";
+    if (cell) value.dataset.value = cell.value;
+  }
+}

@@ -1,0 +1,1 @@
+"""Models that the explorer can run on a text."""

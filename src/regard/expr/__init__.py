@@ -1,0 +1,1 @@
+"""Expressions over positions and scores: tracing, evaluation, bounds, derivatives, printing and serialization."""

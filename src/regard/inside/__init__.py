@@ -1,1 +1,0 @@
-"""Looking into models: what they attend to, at any length, without the matrix."""

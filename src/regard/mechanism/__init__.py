@@ -1,1 +1,0 @@
-"""Mechanisms that are more than one call of `attention`."""

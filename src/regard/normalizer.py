@@ -1,0 +1,392 @@
+"""Normalizers: how each row of scores becomes attention weights.
+
+`softmax()` is the default. `sparsemax()`, `entmax()`, `topk()` and `hardmax()` give exact zeros; `sigmoid()` and
+`relu()` weight each pair independently; `kernel()` is linear attention; `sinkhorn()` also balances the columns.
+
+>>> import regard
+>>> from regard import normalizer
+>>> q = torch.randn(2, 8, 16, 64)
+>>> regard.attention(q, q, q, normalizer=normalizer.entmax(1.5)).shape
+torch.Size([2, 8, 16, 64])
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from regard.argument_types import CONVERTED, check_types
+from regard.errors import ArgumentError
+from regard.expr.closed_expr import ClosedExpr, QueryOffset, ShapeCheck, trace_builtin
+from regard.expr.counter_rng import position_uniform
+from regard.expr.coverage import ScoreShape
+from regard.expr.ir import constant
+from regard.expr.score_modifier import ScoreModifier, trace_builtin_modifier
+from regard.expr.serialize import example, materialize, serializable
+from regard.expr.shape_checks import check_scalar_or_per_head, require_one_per
+from regard.feature_map import FeatureMap, FeatureMapLike, as_feature_map
+from regard.normalizers.streaming import Relu, RowNormalizer, Sigmoid, Softmax
+from regard.normalizers.threshold import Entmax, Hardmax, TopK
+from regard.tensors.precision import upcast
+
+__all__ = [
+    "Normalizer",
+    "NormalizerLike",
+    "entmax",
+    "gumbel",
+    "hardmax",
+    "kernel",
+    "relu",
+    "sigmoid",
+    "sink",
+    "sinkhorn",
+    "softmax",
+    "sparsemax",
+    "topk",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+MAX_ITERATIONS = 10_000  # of Sinkhorn: many more than change the weights
+WeightFactor = Callable[[Tensor | None, int | Tensor], Tensor | float]
+
+
+@dataclass(frozen=True, eq=False)
+class Normalizer:
+    """How a row of scores becomes weights: a score modifier, a row normalizer that the backend runs, and a factor.
+
+    Attributes:
+        row_normalizer: Turns a row of scores into weights, tile by tile.
+        formula: Its name in plans and messages.
+        score_mod: Modifier of the scores before the row normalizer.
+        parameter: Learned parameter of the row normalizer, as an expression of the head.
+        iterations: More than 1 normalizes columns and rows in turn (Sinkhorn).
+        factor: `factor(statistic, n_k)` multiplies the weights of each row: a number, or (batch, heads, n_q).
+        checks: Shape checks of the tensors.
+        feature_map: Computes the scores from q and k instead of a score function.
+    """
+
+    row_normalizer: RowNormalizer
+    formula: str
+    score_mod: ScoreModifier | None = None
+    parameter: ClosedExpr | None = None
+    iterations: int = 1
+    factor: WeightFactor | None = None
+    checks: tuple[ShapeCheck, ...] = ()
+    feature_map: FeatureMap | None = None
+    constructor_call: ClassVar[Any] = None  # how to construct it again; see `expr/serialize.py`
+
+    def check_shapes(self, score_shape: ScoreShape, query_offset: QueryOffset) -> None:
+        for check in self.checks:
+            check(score_shape, query_offset)
+
+
+NormalizerLike: TypeAlias = Annotated[Normalizer | RowNormalizer, CONVERTED]
+
+
+@example("softmax")
+@serializable
+def softmax() -> Normalizer:
+    """Return softmax: exp(s) / sum exp(s). Weights are positive, and each row sums to 1.
+
+    It is the default normalizer of `attention`.
+
+    >>> import regard
+    >>> q, k = torch.eye(1), torch.tensor([[0.0], [1.0]])
+    >>> regard.attention_with_weights(q, k, k, normalizer=softmax()).weights[0]
+    tensor([0.2689, 0.7311])
+    """
+    return Normalizer(Softmax(), "softmax")
+
+
+@example("sink")
+@serializable
+@check_types
+def sink(logit: float | Tensor = 0.0) -> Normalizer:
+    """Return softmax with an attention sink: one more key with score `logit` and value zero.
+
+    exp(s) / (exp(logit) + sum exp(s)), so that a row may sum to less than 1. The default 0 is "softmax1". A tensor
+    `logit` may be learned; its shape is () or (heads,). The `lse` of the result excludes the sink.
+
+    >>> import regard
+    >>> x = torch.zeros(2, 4)
+    >>> regard.attention_with_weights(x, x, x, normalizer=sink()).weights[0]
+    tensor([0.3333, 0.3333])
+    """
+    check_scalar_or_per_head(logit, "logit")
+    logits = torch.as_tensor(logit, dtype=None if isinstance(logit, Tensor) else torch.float64)
+    checks = () if logits.numel() == 1 else (require_one_per("sink logits", logits, 0, "heads"),)
+    return Normalizer(Softmax(), "softmax with a sink", factor=_SinkFactor(logits), checks=checks)
+
+
+@dataclass(frozen=True, eq=False)
+class _SinkFactor:
+    """The sum of the weights of all keys but the sink: sigmoid(lse - logit)."""
+
+    logit: Tensor
+
+    def __call__(self, lse: Tensor | None, n_k: int | Tensor) -> Tensor:
+        assert lse is not None
+        # the derivative y (1 - y) of sigmoid would lose precision for y near 1
+        return torch.exp(torch.nn.functional.logsigmoid(lse - self.logit.reshape(-1, 1).to(lse)))
+
+
+@example("sigmoid")
+@serializable
+@check_types
+def sigmoid(bias: float | Tensor = 0.0) -> Normalizer:
+    """Return the elementwise sigmoid 1 / (1 + exp(-(s + bias))). Rows do not sum to 1.
+
+    `bias` defaults to 0. A tensor `bias` may be learned; its shape is () or (heads,). A bias of -log(n_k) makes the
+    rows of an untrained model sum to about 1.
+
+    >>> import regard
+    >>> x = torch.zeros(2, 4)
+    >>> regard.attention_with_weights(x, x, x, normalizer=sigmoid()).weights[0]
+    tensor([0.5000, 0.5000])
+    """
+    check_scalar_or_per_head(bias, "bias")
+    if not isinstance(bias, Tensor) and bias == 0.0:
+        return Normalizer(Sigmoid(), "sigmoid")
+    if isinstance(bias, Tensor) and bias.dim() == 1:
+        checks = (require_one_per("a sigmoid bias", bias, 0, "heads"),)
+        score_mod = trace_builtin_modifier(
+            lambda s, h: s + bias[h], "s", "h", tensor_names=("bias",), shape_checks=checks
+        )
+    else:
+        score_mod = trace_builtin_modifier(lambda s: s + bias, "s", tensor_names=("bias",))
+    return Normalizer(Sigmoid(), "sigmoid", score_mod)
+
+
+@example("relu")
+@serializable
+@check_types
+def relu(scale: float | Tensor | None = None) -> Normalizer:
+    """Return the elementwise max(s, 0) · scale. Rows do not sum to 1.
+
+    `scale` defaults to 1 / n_k; hidden keys count. A tensor `scale` may be learned; its shape is () or (heads,).
+
+    >>> import regard
+    >>> x = torch.eye(2)
+    >>> regard.attention_with_weights(x, x, x, score=regard.score.dot(), normalizer=relu()).weights[0]
+    tensor([0.5000, 0.0000])
+    """
+    check_scalar_or_per_head(scale, "scale")
+    per_head = scale if isinstance(scale, Tensor) and scale.numel() != 1 else None
+    checks = () if per_head is None else (require_one_per("relu scales", per_head, 0, "heads"),)
+    return Normalizer(
+        Relu(), "relu / n" if scale is None else "relu · scale", factor=_ScaleFactor(scale), checks=checks
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _ScaleFactor:
+    """A constant factor, or 1 / n_k."""
+
+    scale: float | Tensor | None
+
+    def __call__(self, statistic: Tensor | None, n_k: int | Tensor) -> Tensor | float:
+        if isinstance(self.scale, Tensor):
+            # (heads, 1) broadcasts over (batch, heads, n_q)
+            return self.scale.reshape(-1, 1) if self.scale.dim() else self.scale
+        if self.scale is not None:
+            return self.scale
+        return 1.0 / n_k.clamp(min=1).double() if isinstance(n_k, Tensor) else 1.0 / max(n_k, 1)
+
+
+@example("sparsemax")
+@serializable
+def sparsemax() -> Normalizer:
+    """Return sparsemax (Martins & Astudillo, 2016): the projection of the scores onto the probability simplex.
+
+    max(s - tau, 0), with tau such that each row sums to 1; most weights are exactly 0. The `statistic` of the result is
+    tau.
+
+    >>> import regard
+    >>> q, k = torch.eye(1), torch.tensor([[-2.0], [0.0], [0.5]])
+    >>> regard.attention_with_weights(q, k, k, score=regard.score.dot(), normalizer=sparsemax()).weights[0]
+    tensor([0.0000, 0.2500, 0.7500])
+    """
+    return Normalizer(Entmax(constant(1.0)), "sparsemax")
+
+
+@example("entmax(1.5)")
+@serializable
+@check_types
+def entmax(alpha: float | Tensor = 1.5) -> Normalizer:
+    """Return alpha-entmax (Peters et al., 2019): softmax for alpha = 1, sparsemax for alpha = 2.
+
+    max((alpha - 1) s - tau, 0)^(1 / (alpha - 1)), with tau such that each row sums to 1; the `statistic` of the result
+    is tau. A larger `alpha` gives more weights of exactly 0. A tensor `alpha`, above 1, may be learned; its shape is ()
+    or (heads,).
+
+    >>> import regard
+    >>> q, k = torch.eye(1), torch.tensor([[-2.0], [0.0], [0.5]])
+    >>> regard.attention_with_weights(q, k, k, score=regard.score.dot(), normalizer=entmax(1.5)).weights[0]
+    tensor([0.0000, 0.3260, 0.6740])
+    """
+    if isinstance(alpha, Tensor):
+        return _learned_entmax(alpha)
+    if not 1.0 <= alpha <= 2.0:
+        raise ArgumentError(f"alpha must be from 1 (softmax) to 2 (sparsemax); got {alpha}.")
+    if alpha == 1.0:
+        return Normalizer(Softmax(), "softmax")
+    if alpha == 2.0:
+        return Normalizer(Entmax(constant(1.0)), "sparsemax")
+    factor = alpha - 1.0
+    score_mod = trace_builtin_modifier(lambda s: s * factor, "s")
+    return Normalizer(Entmax(constant(1.0 / factor)), f"entmax of {alpha:g}", score_mod)
+
+
+def _learned_entmax(alpha: Tensor) -> Normalizer:
+    if alpha.dim() > 1 or not alpha.is_floating_point():
+        got = f"{alpha.dtype} of shape {tuple(alpha.shape)}"
+        raise ArgumentError(f"alpha must be a float, or a float tensor with one number or one per head; got {got}.")
+    # the gradients of the two uses of alpha nearly cancel: add them before rounding
+    alpha = upcast(alpha)
+    values = alpha.detach()
+    if alpha.device.type != "meta" and not bool(((values > 1.0) & (values <= 2.0)).all()):
+        raise ArgumentError(
+            f"every alpha must be above 1 and at most 2; got {values.tolist()}. For 1 use normalizer.softmax(); "
+            "keep a learned alpha in range with torch.clamp or 1 + torch.sigmoid(x)."
+        )
+    checks = (require_one_per("alpha", alpha, 0, "heads"),) if alpha.numel() > 1 else ()
+
+    def alpha_of_head(h: Any) -> Any:
+        return alpha if alpha.dim() == 0 else alpha[h] if len(alpha) > 1 else alpha[0]
+
+    score_mod = trace_builtin_modifier(
+        lambda s, h: s * (alpha_of_head(h) - 1.0), "s", "h", tensor_names=("alpha",), shape_checks=checks
+    )
+    power = trace_builtin(lambda h: 1.0 / (alpha_of_head(h) - 1.0), "h", tensor_names=("alpha",))
+    return Normalizer(Entmax(constant(1.0)), "entmax", score_mod, power)
+
+
+@example("topk(2)")
+@serializable
+@check_types
+def topk(k: int) -> Normalizer:
+    """Return softmax over the `k` largest scores of each row; all other weights are 0.
+
+    Scores equal to the k-th largest are all included.
+
+    >>> import regard
+    >>> q, k = torch.eye(1), torch.tensor([[-2.0], [0.0], [0.5]])
+    >>> regard.attention_with_weights(q, k, k, score=regard.score.dot(), normalizer=topk(2)).weights[0]
+    tensor([0.0000, 0.3775, 0.6225])
+    """
+    if k < 1:
+        raise ArgumentError(f"k must be at least 1; got {k}.")
+    return Normalizer(TopK(k), f"softmax of the top {k}")
+
+
+@example("hardmax")
+@serializable
+def hardmax() -> Normalizer:
+    """Return hardmax: weight 1 for the largest score, the limit of softmax(c s) for c to infinity.
+
+    Keys with exactly equal largest scores share the weight. The gradient is a straight-through estimate: the gradient
+    of v uses these weights, and the gradient of the scores is that of softmax.
+
+    >>> import regard
+    >>> q, k = torch.eye(1), torch.tensor([[-2.0], [0.5], [0.5]])
+    >>> regard.attention_with_weights(q, k, k, score=regard.score.dot(), normalizer=hardmax()).weights[0]
+    tensor([0.0000, 0.5000, 0.5000])
+    """
+    return Normalizer(Hardmax(), "hardmax")
+
+
+@example("gumbel")
+@serializable
+@check_types
+def gumbel(temperature: float = 1.0, *, seed: int = 0, hard: bool = True) -> Normalizer:
+    """Return Gumbel softmax (Jang et al., 2017; Maddison et al., 2017): samples one key per query from softmax(s).
+
+    The sampled key has the largest s - log(-log u), with u uniform noise that depends only on `seed` and the position.
+
+    Args:
+        temperature: Temperature of softmax((s + noise) / temperature), which gives the gradient. Default: 1.
+        seed: Seed of the noise. Default: 0.
+        hard: If True (default), the sampled key has weight 1, with a straight-through gradient; if False, the weights
+            are the softmax of the noisy scores.
+
+    >>> import regard
+    >>> q, k = torch.eye(1), torch.tensor([[-2.0], [0.0], [0.5]])
+    >>> regard.attention_with_weights(q, k, k, normalizer=gumbel(seed=1)).weights[0].sum()
+    tensor(1.)
+    """
+    if not temperature > 0:
+        raise ArgumentError(f"temperature must be greater than 0; got {temperature}.")
+    score_mod = trace_builtin_modifier(
+        lambda s, b, h, i, j: (s - torch.log(-torch.log(position_uniform(seed, b, h, i, j)))) / temperature,
+        *("s", "b", "h", "i", "j"),
+    )
+    return Normalizer(Hardmax() if hard else Softmax(), "gumbel hardmax" if hard else "gumbel softmax", score_mod)
+
+
+@example("kernel")
+@serializable
+def kernel(feature_map: FeatureMapLike | None = None) -> Normalizer:
+    """Return the weights of linear attention, φ(q)·φ(k) / sum φ(q)·φ(k), under any mask.
+
+    `feature_map` is a map of `regard.feature_map`, or a function (..., length, head_dim) -> (..., length, features)
+    with nonnegative results; it defaults to `feature_map.elu()`. It replaces the score, so `score=` must not be passed.
+    The `lse` of the result is log sum φ(q)·φ(k). `regard.mechanisms.linear` computes the same output in linear time,
+    for a causal mask or none.
+
+    >>> import regard
+    >>> x = torch.randn(5, 8)
+    >>> regard.attention(x, x, x, normalizer=kernel(), mask=regard.mask.sliding_window(2)).shape
+    torch.Size([5, 8])
+    """
+    phi = as_feature_map(feature_map)
+    if phi.depends_on_distance:
+        score_mod = trace_builtin_modifier(
+            lambda s, p, j: torch.log(s * phi.distance_factor(p - j)), "s", "p", "j", tensor_names=("angle",)
+        )
+    else:
+        score_mod = trace_builtin_modifier(torch.log, "s")
+    return Normalizer(Softmax(), "softmax", score_mod, feature_map=phi)
+
+
+@example("sinkhorn(5)")
+@serializable
+@check_types
+def sinkhorn(iterations: int = 5) -> Normalizer:
+    """Return Sinkhorn normalization: the columns and rows of exp(s) are normalized in turn, `iterations` times.
+
+    Rows are normalized last, so that each sums to 1; one iteration is softmax. For many iterations every column sums
+    to n_q / n_k: the weights of a square matrix are doubly stochastic. `iterations` defaults to 5. A mask that allows
+    only the identity matrix, such as `causal()` with n_q = n_k, raises an error.
+
+    >>> import regard
+    >>> x = torch.randn(6, 4)
+    >>> regard.attention_with_weights(x, x, x, normalizer=sinkhorn(50)).weights[:].sum(0)
+    tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+    """
+    if not 1 <= iterations <= MAX_ITERATIONS:
+        raise ArgumentError(f"iterations must be from 1 to {MAX_ITERATIONS:,}; got {iterations}.")
+    return Normalizer(Softmax(), f"sinkhorn of {iterations}", iterations=iterations)
+
+
+DEFAULT_NORMALIZER = Normalizer(Softmax(), "softmax")
+
+
+def as_normalizer(value: Any) -> Normalizer:
+    """Convert a normalizer, a row normalizer or None (softmax) to a `Normalizer`."""
+    if value is None:
+        return DEFAULT_NORMALIZER
+    value = materialize(value)
+    if isinstance(value, Normalizer):
+        return value
+    if isinstance(value, RowNormalizer):
+        return Normalizer(value, value.name)
+    raise ArgumentError(
+        "normalizer must be a normalizer of regard.normalizer, such as normalizer.softmax(); "
+        f"got {type(value).__name__}."
+    )

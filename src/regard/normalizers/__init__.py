@@ -1,0 +1,1 @@
+"""Row normalizers: functions from a row of scores to a row of weights."""

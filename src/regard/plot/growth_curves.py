@@ -1,0 +1,75 @@
+"""Plot of time, memory or FLOPs against the sequence length, on logarithmic axes."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from regard import checks
+from regard.argument_types import check_types
+from regard.errors import ArgumentError
+from regard.plot.figure import require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GROWTH_COLORS = ("#0b4a78", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")
+
+
+@check_types
+def growth(
+    seq_lens: Sequence[int], curves: Mapping[str, Sequence[float]], *, unit: str = "seconds", title: str = ""
+) -> "Figure":
+    """Plot curves over the sequence length. The label of a curve has its last growth exponent.
+
+    Args:
+        seq_lens: at least two increasing lengths.
+        curves: from the name of a curve to its values, one for each length.
+        unit: label of the y axis. Default: "seconds".
+        title: title of the figure. Default: none.
+
+    >>> figure = growth([1024, 2048, 4096], {"softmax": [1.0, 4.0, 16.0], "linear": [2.0, 4.0, 8.0]})
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['softmax, n^2.0', 'linear, n^1.0']
+    """
+    require_matplotlib()
+    _check_curves(seq_lens, curves)
+    from math import log
+
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for n, (name, values) in enumerate(curves.items()):
+        color = GROWTH_COLORS[n % len(GROWTH_COLORS)]
+        exponent = log(values[-1] / values[-2]) / log(seq_lens[-1] / seq_lens[-2])
+        axes.plot(seq_lens, values, "o-", color=color, markersize=3, linewidth=1.4)
+        axes.annotate(
+            f"{name}, n^{exponent:.1f}", (seq_lens[-1], values[-1]), (5, 0), textcoords="offset points", fontsize=8,
+            color=color, va="center",
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(seq_lens, [f"{n:,}" for n in seq_lens], fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("tokens", fontsize=9)
+    axes.set_ylabel(unit, fontsize=9)
+    axes.set_xlim(right=seq_lens[-1] * (seq_lens[-1] / seq_lens[0]) ** 0.35)
+    axes.grid(True, color="#e4e4e0", linewidth=0.6)
+    for spine in ("top", "right"):
+        axes.spines[spine].set_visible(False)
+    if title:
+        axes.set_title(title, fontsize=10)
+    return figure
+
+
+def _check_curves(seq_lens: Sequence[int], curves: Mapping[str, Sequence[float]]) -> None:
+    if len(seq_lens) < 2 or any(b <= a for a, b in pairwise(seq_lens)) or seq_lens[0] < 1:
+        raise ArgumentError(f"seq_lens must be at least two increasing integers above 0; got {list(seq_lens)[:8]}.")
+    for name, values in curves.items():
+        curve = checks.array(values, f"the curve {name!r}", dims=(1,))
+        if len(curve) != len(seq_lens):
+            raise ArgumentError(
+                f"a curve must have a value for each of {len(seq_lens)} lengths; {name} has {len(curve)}."
+            )
+        if not ((curve > 0) & (curve < float("inf"))).all():
+            raise ArgumentError(f"curves must have finite values above 0; {name} has others.")

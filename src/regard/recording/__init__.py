@@ -1,0 +1,1 @@
+"""Record the attention calls of a model and analyze them without storing attention matrices."""

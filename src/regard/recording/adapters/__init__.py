@@ -1,0 +1,1 @@
+"""Adapters: the arguments of other attention functions as arguments of `regard.attention`."""

@@ -1,0 +1,1 @@
+"""Attribution: rollout, relevance, attention flow, gradients and value norms."""

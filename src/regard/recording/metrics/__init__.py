@@ -1,0 +1,1 @@
+"""Metrics of recorded heads: tables, head types, comparisons, relations and token groups."""

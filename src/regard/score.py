@@ -1,0 +1,611 @@
+"""Scores: how well a query and a key match, and modifiers that change a score by position.
+
+A score is a function of q and k, such as `scaled_dot()` (the default), `cosine()` or `gaussian()`. A score modifier is
+a function (s, b, h, i, j) -> s, as a `score_mod` of FlexAttention is; `score.then(modifier)` applies it to the score.
+A modifier alone, such as `alibi()`, is applied to `scaled_dot()`.
+
+>>> import regard
+>>> from regard import score
+>>> q = torch.randn(2, 8, 16, 64)
+>>> regard.attention(q, q, q, score=score.cosine(10.0).then(score.alibi())).shape
+torch.Size([2, 8, 16, 64])
+
+All scores except `additive` and `custom` are a matrix product of transformed q and k, so every backend supports them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from regard.argument_types import CONVERTED, check_signature, check_types
+from regard.checks import describe, tensor
+from regard.errors import ArgumentError
+from regard.expr.closed_expr import ClosedExpr
+from regard.expr.score_modifier import (
+    ScoreModifier,
+    alibi,
+    as_score_modifier,
+    bias,
+    compose,
+    modifier,
+    shaw_keys,
+    shaw_max_distance,
+    softcap,
+    t5_bias,
+)
+from regard.expr.serialize import materialize, serializable
+from regard.expr.shape_checks import check_scalar_or_per_head
+from regard.tensors.nonfinite import isolate_nonfinite
+from regard.tensors.precision import upcast, upcast_like
+from regard.tensors.rotary import rotary
+
+__all__ = [
+    "Score",
+    "ScoreLike",
+    "ScoreModifier",
+    "ValueLike",
+    "additive",
+    "alibi",
+    "bias",
+    "bilinear",
+    "cosine",
+    "custom",
+    "dot",
+    "gaussian",
+    "mahalanobis",
+    "modifier",
+    "rotary",
+    "scaled_dot",
+    "shaw_keys",
+    "shaw_values",
+    "softcap",
+    "t5_bias",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+FloatOrTensor = float | Tensor
+TileFunction = Callable[..., Tensor]
+
+
+class ProductInputs(NamedTuple):
+    """Inputs of a backend's product: transformed q and k, scale, parameters, and the function of a custom score."""
+
+    q: Tensor
+    k: Tensor
+    scale: float = 1.0
+    parameters: tuple[Tensor, ...] = ()
+    score_function: TileFunction | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """A score function and the modifier applied to its result.
+
+    `kind` names the product that backends compute: "dot", "additive" or "custom". `min_dtype` is the least precise
+    dtype in which the product may be computed.
+    """
+
+    score_mod: ClosedExpr | None = None
+    kind: ClassVar[str] = "dot"
+    min_dtype: ClassVar[torch.dtype] = torch.float32
+    constructor_call: ClassVar[Any] = None  # how to construct it again; see `expr/serialize.py`
+
+    @property
+    def leaves_inputs_unchanged(self) -> bool:
+        """Whether `prepare` returns q and k unchanged."""
+        return type(self) in (Score, Custom) or (type(self) is ScaledDot and not isinstance(self.scale, Tensor))
+
+    def then(self, modifier: "ModifierLike") -> "Score":
+        """Return this score followed by a modifier.
+
+        `modifier` is a score modifier such as `alibi()`, a function (s, b, h, i, j), or a tensor to add that
+        broadcasts to (batch, heads, n_q, n_k).
+
+        >>> capped = dot().then(softcap(30.0)).then(lambda s, b, h, i, j: s - (i - j) ** 2)
+        """
+        return modified(self, _traced_modifier(modifier))
+
+    def check_head_dims(self, q_dim: int, k_dim: int) -> None:
+        if q_dim != k_dim:
+            raise ArgumentError(
+                f"q and k must have the same head dimension; got q={q_dim}, k={k_dim}. "
+                "Use score.bilinear for different dimensions."
+            )
+
+    def per_head_parameters(self) -> dict[str, Tensor]:
+        """Return the parameters that have one entry per head, by name."""
+        return {}
+
+    def check_num_heads(self, num_heads: int, num_kv_heads: int) -> None:
+        for name, parameter in self.per_head_parameters().items():
+            valid_sizes = (1, num_heads, num_kv_heads) if name == "w_k" else (1, num_heads)
+            if parameter.shape[0] not in valid_sizes:
+                raise ArgumentError(
+                    f"{name} must have one entry, or one for each of {num_heads} heads; got {parameter.shape[0]} "
+                    f"(shape {tuple(parameter.shape)})."
+                )
+
+    def needs_separate_kv_heads(self, num_heads: int, num_kv_heads: int) -> bool:
+        """Whether query heads that share a key head transform its keys differently."""
+        key_parameters = [p for name, p in self.per_head_parameters().items() if name in ("w_k", "m")]
+        return num_heads != num_kv_heads and any(p.shape[0] == num_heads for p in key_parameters)
+
+    def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
+        """Transform q (batch, heads, n_q, d) and k (batch, kv heads, n_k, d) into the inputs of the product."""
+        return ProductInputs(q, k)
+
+    def prepare_safely(self, q: Tensor, k: Tensor) -> ProductInputs:
+        """Call `prepare` such that NaN in a hidden key or a fully masked query reaches no gradient of a parameter."""
+        if self.leaves_inputs_unchanged:
+            return self.prepare(q, k)
+        prepared: list[ProductInputs] = []
+
+        def prepare_rows(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            prepared.append(self.prepare(q, k))
+            return prepared[-1].q, prepared[-1].k
+
+        isolated_q, isolated_k = isolate_nonfinite(prepare_rows, q, k)
+        return prepared[0]._replace(q=isolated_q, k=isolated_k)
+
+    def product_dim(self, head_dim: int) -> int:
+        """Return the head dimension of the product that backends compute, for q of dimension `head_dim`."""
+        return head_dim
+
+    def formula(self) -> str:
+        """Return the formula as text, without the modifier."""
+        return "q·k"
+
+
+ModifierLike: TypeAlias = Annotated[ScoreModifier | Tensor | Callable[..., Any], CONVERTED]
+ScoreLike: TypeAlias = Annotated[Score | ScoreModifier | Tensor | NDArray[Any] | Callable[..., Any], CONVERTED]
+
+
+def _traced_modifier(value: Any) -> Any:
+    """Return the modifier; a function is traced first, since only expressions can be serialized."""
+    return modifier(value) if callable(value) else value
+
+
+@serializable
+def modified(score: Any, modifier: Any) -> Score:
+    """Return the score with one more modifier, applied after those it has."""
+    first: Score = materialize(score)
+    modifier = as_score_modifier(modifier)
+    return replace(first, score_mod=modifier if first.score_mod is None else compose(first.score_mod, modifier))
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledDot(Score):
+    scale: FloatOrTensor | None = None
+
+    def per_head_parameters(self) -> dict[str, Tensor]:
+        return _per_head_tensors(1, scale=self.scale)
+
+    def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
+        if isinstance(self.scale, Tensor):
+            return ProductInputs(upcast(q) * _broadcast_per_head(self.scale), upcast(k))
+        return ProductInputs(q, k, 1.0 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale)
+
+    def formula(self) -> str:
+        return (
+            "q·k / √d"
+            if self.scale is None
+            else "q·k · scale"
+            if isinstance(self.scale, Tensor)
+            else f"q·k · {self.scale:g}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Bilinear(Score):
+    w: Tensor = None  # type: ignore[assignment]  # required; a default must follow score_mod
+
+    def check_head_dims(self, q_dim: int, k_dim: int) -> None:
+        if tuple(self.w.shape[-2:]) != (q_dim, k_dim):
+            raise ArgumentError(
+                f"w must have shape (..., head_dim of q, head_dim of k) = (..., {q_dim}, {k_dim}); "
+                f"got {tuple(self.w.shape)}."
+            )
+
+    def per_head_parameters(self) -> dict[str, Tensor]:
+        return _per_head_tensors(3, w=self.w)
+
+    def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
+        if self.w.dim() == 3:  # one matrix per query head: heads that share a key head transform the queries
+            return ProductInputs(upcast(q) @ upcast_like(self.w, q), upcast(k))
+        return ProductInputs(upcast(q), upcast(k) @ upcast_like(self.w, k).mT)
+
+    def product_dim(self, head_dim: int) -> int:
+        return int(self.w.shape[-1]) if self.w.dim() == 3 else head_dim
+
+    def formula(self) -> str:
+        return "q·W·k"
+
+
+@dataclass(frozen=True, eq=False)
+class Cosine(Score):
+    scale: FloatOrTensor = 1.0
+
+    def per_head_parameters(self) -> dict[str, Tensor]:
+        return _per_head_tensors(1, scale=self.scale)
+
+    def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
+        q, k = (torch.nn.functional.normalize(upcast(x), dim=-1) for x in (q, k))
+        return (
+            ProductInputs(q * _broadcast_per_head(self.scale), k)
+            if isinstance(self.scale, Tensor)
+            else ProductInputs(q, k, self.scale)
+        )
+
+    def formula(self) -> str:
+        return "cos(q, k) · " + ("scale" if isinstance(self.scale, Tensor) else f"{self.scale:g}")
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian(Score):
+    """-(q - k)' M (q - k) / 2 with M = 1/sigma^2 or a matrix, as a product with two more columns.
+
+    The product is computed in float64, because the score of a near pair is a small difference of large squares.
+    """
+
+    sigma: FloatOrTensor = 1.0
+    m: Tensor | None = None
+    center: Tensor | None = None  # the origin of all vectors; default: `query_center`
+    min_dtype: ClassVar[torch.dtype] = torch.float64
+
+    def per_head_parameters(self) -> dict[str, Tensor]:
+        return {**_per_head_tensors(1, sigma=self.sigma), **_per_head_tensors(3, m=self.m)}
+
+    def check_head_dims(self, q_dim: int, k_dim: int) -> None:
+        if q_dim != k_dim or (self.m is not None and tuple(self.m.shape[-2:]) != (q_dim, q_dim)):
+            matrix = "" if self.m is None else f", m={tuple(self.m.shape)}"
+            raise ArgumentError(f"a distance needs q, k and m of the same dimension; got q={q_dim}, k={k_dim}{matrix}.")
+
+    def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
+        q, k = q.double(), k.double()
+        # a common shift leaves distances unchanged and makes the squares small
+        center = query_center(q, k.shape[1]) if self.center is None else self.center
+        k = k - center
+        q = q - _repeat_heads(center, q.shape[1])
+        if self.m is None:
+            sigma = torch.as_tensor(self.sigma, dtype=torch.float64)
+            inverse_variance = 1.0 / _broadcast_per_head(sigma.to(q)) ** 2
+            m_q, m_k, row_scale = q, k, inverse_variance
+        else:
+            m = self.m.to(q)
+            m = (m + m.mT) / 2
+            m_q, m_k, row_scale = q @ m, k @ m, torch.ones((), dtype=q.dtype, device=q.device)
+        ones = torch.ones_like(k[..., :1])
+        q_square, k_square = -(m_q * q).sum(-1, keepdim=True) / 2, -(m_k * k).sum(-1, keepdim=True) / 2
+        q_rows = torch.cat([m_q, torch.ones_like(q[..., :1]), q_square], dim=-1) * row_scale
+        return ProductInputs(q_rows, torch.cat([k, k_square, ones], dim=-1))
+
+    def product_dim(self, head_dim: int) -> int:
+        return head_dim + 2
+
+    def formula(self) -> str:
+        return "-|q - k|² / 2σ²" if self.m is None else "-(q - k)'M(q - k) / 2"
+
+
+@dataclass(frozen=True, eq=False)
+class Additive(Score):
+    w_q: Tensor = None  # type: ignore[assignment]  # required; a default must follow score_mod
+    w_k: Tensor = None  # type: ignore[assignment]  # required; a default must follow score_mod
+    u: Tensor = None  # type: ignore[assignment]  # required; a default must follow score_mod
+    bias: Tensor | None = None
+    kind: ClassVar[str] = "additive"
+
+    def per_head_parameters(self) -> dict[str, Tensor]:
+        return {**_per_head_tensors(3, w_q=self.w_q, w_k=self.w_k), **_per_head_tensors(2, u=self.u, bias=self.bias)}
+
+    def check_head_dims(self, q_dim: int, k_dim: int) -> None:
+        hidden_dim = self.u.shape[-1]
+        if tuple(self.w_q.shape[-2:]) != (q_dim, hidden_dim) or tuple(self.w_k.shape[-2:]) != (k_dim, hidden_dim):
+            w_q, w_k, u = (tuple(x.shape) for x in (self.w_q, self.w_k, self.u))
+            raise ArgumentError(
+                f"w_q must have shape (head_dim of q, hidden_dim) = ({q_dim}, {hidden_dim}), w_k (head_dim of k, "
+                f"hidden_dim) = ({k_dim}, {hidden_dim}) and u (hidden_dim,); got w_q={w_q}, w_k={w_k}, u={u}."
+            )
+        if self.bias is not None and self.bias.shape[-1] != hidden_dim:
+            raise ArgumentError(
+                f"bias must have shape (hidden_dim,) = ({hidden_dim},); got bias={tuple(self.bias.shape)}."
+            )
+
+    def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
+        q = upcast(q) @ upcast_like(self.w_q, q)
+        if self.bias is not None:
+            q = q + upcast_like(self.bias, q).unsqueeze(-2)  # (heads, 1, hidden_dim), or (1, hidden_dim) for all heads
+        u = self.u[0] if self.u.shape[:-1] == (1,) else self.u
+        return ProductInputs(q, upcast(k) @ upcast_like(self.w_k, k), 1.0, (upcast_like(u, q),))
+
+    def product_dim(self, head_dim: int) -> int:
+        return int(self.u.shape[-1])
+
+    def formula(self) -> str:
+        return "u·tanh(W_q q + W_k k" + (")" if self.bias is None else " + bias)")
+
+
+@dataclass(frozen=True, eq=False)
+class Custom(Score):
+    function: TileFunction = None  # type: ignore[assignment]  # required; a default must follow score_mod
+    kind: ClassVar[str] = "custom"
+
+    def check_head_dims(self, q_dim: int, k_dim: int) -> None:
+        """Accept any head dimensions; the function checks them."""
+
+    def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
+        """Find the tensors that the function uses by calling it on a corner of q and k; they get gradients."""
+        corners = upcast(q[..., :2, :].detach()), upcast(_repeat_heads(k[..., :3, :].detach(), q.shape[1]))
+        with _FindCapturedTensors(*corners) as captured:
+            corner = self.function(*corners)
+        expected = (*q.shape[:-2], min(2, q.shape[-2]), min(3, k.shape[-2]))
+        if not isinstance(corner, Tensor) or tuple(corner.shape) != expected:
+            got = tuple(corner.shape) if isinstance(corner, Tensor) else describe(corner)
+            raise ArgumentError(
+                "a custom score must map queries (..., m, d) and keys (..., n, d) to scores (..., m, n), "
+                f"here {expected}; got {got}."
+            )
+        self._check_one_head(*corners, corner.detach())
+        function, sources = self.function, tuple(captured.sources)
+
+        def with_parameters(q: Tensor, k: Tensor, *parameters: Tensor) -> Tensor:
+            with _SubstituteTensors(sources, parameters):
+                return function(q, k)
+
+        return ProductInputs(q, k, 1.0, sources, with_parameters if sources else function)
+
+    def _check_one_head(self, q: Tensor, k: Tensor, scores: Tensor) -> None:
+        """Raise if the scores of one head depend on the other heads in the call."""
+        if q.shape[:2].numel() <= 1 or torch._C._are_functorch_transforms_active():
+            return
+        expected = scores[-1:, -1:]
+        with torch.no_grad():
+            alone = self.function(q[-1:, -1:], k[-1:, -1:])
+        # a product with another batch size may round differently
+        if alone.shape != expected.shape or not torch.allclose(alone, expected, 1e-2, 1e-2, equal_nan=True):
+            raise ArgumentError(
+                "a custom score must return the same scores for a head when it is called with that head alone, because "
+                f"a tile may have only some of the heads; for q {tuple(q.shape)} the last head alone gave shape "
+                f"{tuple(alone.shape)} or other numbers. Append per-head parameters to q, or apply them with "
+                "`.then(lambda s, b, h, i, j: ...)`."
+            )
+
+    def formula(self) -> str:
+        return f"{getattr(self.function, '__name__', type(self.function).__name__)}(q, k)"
+
+
+class _SubstituteTensors(TorchFunctionMode):
+    """Replaces the tensors that a function closes over."""
+
+    def __init__(self, sources: tuple[Tensor, ...], replacements: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self._replacements = {
+            id(source): replacement for source, replacement in zip(sources, replacements, strict=True)
+        }
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(lambda x: self._replacements.get(id(x), x), (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+class _FindCapturedTensors(TorchFunctionMode):
+    """Collects the float tensors that a computation uses and did not compute."""
+
+    def __init__(self, *intermediates: Tensor) -> None:
+        super().__init__()
+        self.sources: list[Tensor] = []
+        self._intermediates = list(intermediates)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for x in tree_leaves((args, kwargs)):
+            is_recorded = any(x is other for other in (*self._intermediates, *self.sources))
+            if isinstance(x, Tensor) and x.is_floating_point() and not is_recorded:
+                self.sources.append(x)
+        self._intermediates.extend(x for x in tree_leaves(result) if isinstance(x, Tensor))
+        return result
+
+
+@serializable
+def dot() -> Score:
+    """Return the dot product q·k, without a scale.
+
+    >>> dot().formula()
+    'q·k'
+    """
+    return Score()
+
+
+@serializable
+@check_types
+def scaled_dot(scale: FloatOrTensor | None = None) -> Score:
+    """Return the scaled dot product q·k · scale, the default score of attention.
+
+    `scale` defaults to 1/√d, with d the head dimension. A tensor `scale` may be learned; its shape is () or (heads,).
+
+    >>> scaled_dot(0.125).formula()
+    'q·k · 0.125'
+    """
+    check_scalar_or_per_head(scale, "scale")
+    return ScaledDot(scale=scale)
+
+
+@serializable
+@check_types
+def bilinear(w: Tensor) -> Score:
+    """Return the bilinear score q·W·k, Luong's "general" score. q and k may have different head dimensions.
+
+    `w` has shape (head_dim of q, head_dim of k), or (heads, head_dim of q, head_dim of k).
+
+    >>> import regard
+    >>> q, k = torch.randn(5, 8), torch.randn(7, 3)
+    >>> regard.attention(q, k, k, score=bilinear(torch.randn(8, 3))).shape
+    torch.Size([5, 3])
+    """
+    tensor(w, "w", dims=(2, 3), dtype_kind="floats")
+    return Bilinear(w=w)
+
+
+@serializable
+@check_types
+def cosine(scale: FloatOrTensor = 1.0) -> Score:
+    """Return the cosine similarity of q and k times `scale`: scale · q·k / (|q| |k|).
+
+    `scale` defaults to 1. A tensor `scale` may be learned; its shape is () or (heads,). A zero vector has similarity 0.
+
+    >>> cosine(10.0).formula()
+    'cos(q, k) · 10'
+    """
+    check_scalar_or_per_head(scale, "scale")
+    return Cosine(scale=scale)
+
+
+@serializable
+@check_types
+def gaussian(sigma: FloatOrTensor = 1.0) -> Score:
+    """Return the Gaussian score -|q - k|² / 2σ²: with softmax, the weights of kernel regression.
+
+    `sigma` defaults to 1. A tensor `sigma` may be learned; its shape is () or (heads,).
+
+    >>> import regard
+    >>> x = torch.tensor([[0.0], [1.0]])
+    >>> regard.attention_with_weights(x, x, x, score=gaussian(0.5)).weights[0]
+    tensor([0.8808, 0.1192])
+    """
+    check_scalar_or_per_head(sigma, "sigma")
+    if not isinstance(sigma, Tensor) and not sigma > 0:
+        raise ArgumentError(f"sigma must be greater than 0; got {sigma}.")
+    return Gaussian(sigma=sigma)
+
+
+@serializable
+@check_types
+def mahalanobis(m: Tensor) -> Score:
+    """Return the Mahalanobis score -(q - k)ᵀ M (q - k) / 2.
+
+    `m` has shape (d, d) or (heads, d, d). Only its symmetric part has an effect.
+
+    >>> mahalanobis(torch.eye(8)).formula()
+    "-(q - k)'M(q - k) / 2"
+    """
+    tensor(m, "m", dims=(2, 3), dtype_kind="floats")
+    return Gaussian(m=m)
+
+
+@serializable
+@check_types
+def additive(w_q: Tensor, w_k: Tensor, u: Tensor, bias: Tensor | None = None) -> Score:
+    """Return Bahdanau's additive score u·tanh(W_q q + W_k k + bias).
+
+    Every parameter may have one more leading dimension, the heads.
+
+    Args:
+        w_q: (head_dim of q, hidden_dim).
+        w_k: (head_dim of k, hidden_dim).
+        u: (hidden_dim,).
+        bias: (hidden_dim,). Default: None, no bias.
+
+    >>> import regard
+    >>> q, k = torch.randn(5, 8), torch.randn(7, 3)
+    >>> bahdanau = additive(torch.randn(8, 16), torch.randn(3, 16), torch.randn(16))
+    >>> regard.attention(q, k, k, score=bahdanau).shape
+    torch.Size([5, 3])
+    """
+    for name, matrix in (("w_q", w_q), ("w_k", w_k)):
+        tensor(matrix, name, dims=(2, 3), dtype_kind="floats")
+    for name, vector in (("u", u), ("bias", bias)):
+        if vector is not None:
+            tensor(vector, name, dims=(1, 2), dtype_kind="floats")
+    return Additive(w_q=w_q, w_k=w_k, u=u, bias=bias)
+
+
+@check_types
+def custom(function: TileFunction) -> Score:
+    """Return a score computed by a function: queries (..., m, d), keys (..., n, d) -> scores (..., m, n).
+
+    The function is called on tiles of queries and keys, and must not depend on their positions or on the other heads in
+    the tile. Gradients reach q, k and every tensor that the function uses.
+
+    >>> manhattan = custom(lambda q, k: -torch.cdist(q, k, p=1))
+    """
+    return Custom(function=check_signature(function, "function", "queries", "keys"))
+
+
+def as_score(value: Any) -> Score:
+    """Convert a score, a modifier (applied to `scaled_dot()`) or None (`scaled_dot()`) to a `Score`."""
+    if value is None:
+        return ScaledDot()
+    value = materialize(value)
+    return value if isinstance(value, Score) else materialize(ScaledDot().then(value))
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeValues:
+    """Relative values of Shaw et al.: for the query at position p, v_j becomes v_j + table[clip(j - p)]."""
+
+    table: Tensor
+    max_distance: int
+    constructor_call: ClassVar[Any] = None
+
+    def check_head_dim(self, head_dim: int) -> None:
+        if self.table.shape[-1] != head_dim:
+            raise ArgumentError(
+                f"the table of shaw_values must have the head dimension of v; "
+                f"got table={self.table.shape[-1]}, v={head_dim}."
+            )
+
+
+ValueLike: TypeAlias = Annotated[RelativeValues | Callable[[Tensor], Tensor], CONVERTED]
+
+
+@serializable
+@check_types
+def shaw_values(table: Tensor) -> RelativeValues:
+    """Return the relative values of Shaw et al. (2018), for `attention(..., value=)`.
+
+    o_i = sum_j a_ij (v_j + table[clip(j - p, -r, r) + r]). `table` has shape (2r + 1, head_dim of v), with r the
+    largest distance that has its own entry.
+
+    >>> import regard
+    >>> x = torch.randn(5, 8)
+    >>> regard.attention(x, x, x, value=shaw_values(torch.randn(9, 8))).shape
+    torch.Size([5, 8])
+    """
+    return RelativeValues(table, shaw_max_distance(table))
+
+
+def _per_head_tensors(dimensions: int, **parameters: Any) -> dict[str, Tensor]:
+    """Return the parameters that are tensors with `dimensions` dimensions, heads first."""
+    return {name: p for name, p in parameters.items() if isinstance(p, Tensor) and p.dim() == dimensions}
+
+
+def _broadcast_per_head(parameter: Tensor) -> Tensor:
+    """Reshape a () or (heads,) parameter to broadcast over (batch, heads, length, head_dim)."""
+    return parameter.reshape(-1, 1, 1) if parameter.dim() == 1 else parameter
+
+
+def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    return x if x.shape[1] in (1, num_heads) else x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
+def query_center(q: Tensor, num_kv_heads: int) -> Tensor:
+    """Return the median query of each key head, (batch, kv heads, 1, head_dim).
+
+    Keys have no part in it: a hidden key must not change the result. The median is robust to a nonfinite query.
+    """
+    with torch.no_grad():
+        grouped = q.reshape(q.shape[0], num_kv_heads, -1, q.shape[-1])
+        if grouped.shape[-2] == 0:
+            return torch.zeros_like(grouped.sum(-2, keepdim=True))
+        finite = torch.where(torch.isfinite(grouped), grouped, torch.nan)
+        return torch.nan_to_num(finite.nanmedian(dim=-2, keepdim=True).values)

@@ -1,1 +1,0 @@
-"""WHAT is asked: terms, scores, masks, weighings and the frozen spec that holds a whole question."""

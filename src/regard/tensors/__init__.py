@@ -1,0 +1,1 @@
+"""Functions of tensors: conversion, precision, nonfinite values, storage checks, rotary embeddings."""

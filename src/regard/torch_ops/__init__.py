@@ -1,0 +1,1 @@
+"""Everything that touches torch.compile, torch.export and torch's operator registry."""

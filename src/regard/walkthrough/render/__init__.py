@@ -1,0 +1,1 @@
+"""Prints stages as text, LaTeX, HTML and torch code."""

@@ -1,0 +1,1 @@
+"""Computes the stages of a call."""

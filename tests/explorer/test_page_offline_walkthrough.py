@@ -1,0 +1,81 @@
+"""The walkthrough that the page computes without Python equals `regard.steps`."""
+
+from typing import Any
+
+import pytest
+
+from regard.explorer.api.registry import dispatch
+from regard.explorer.api.stage_templates import OFFLINE_NORMALIZERS
+from regard.explorer.api.walkthrough_api import MASK_CHOICES
+from regard.explorer.explorer import Explorer
+from tests.explorer.browser import Site, needs_chromium
+
+pytestmark = needs_chromium
+X = [[1.0, -0.5, 2.0], [0.25, 3.0, -1.0], [0.0, 0.0, 0.0], [-2.0, 1.5, 0.5]]
+W_Q, W_K, W_V = [[0.5, -1], [2, 0.25], [1, 1]], [[1, 0], [-0.5, 2], [0.75, 1]], [[1.0], [2.0], [-3.0]]
+INPUTS: dict[str, dict[str, Any]] = {
+    "projected": {"x": X, "w_q": W_Q, "w_k": W_K, "w_v": W_V, "tokens": list("abcd")},
+    "more queries than keys": {"q": X, "k": X[:2], "v": W_Q[:2]},  # a causal mask hides every key of the first queries
+    "more keys than queries": {"q": X[:2], "k": X, "v": X},
+}
+OPTIONS: list[dict[str, float]] = [{}, {"temperature": 0.25}, {"scale": 1.5}, {"temperature": 4.5, "scale": 0.25}]
+OFFLINE_STEPS = """async ([templates, requests]) => {
+  const { offlineSteps } = await import("./frontend/offline/offline-walkthrough.js");
+  const stored = async (name) => (name === "stage_templates" ? { values: templates } : null);
+  return Promise.all(requests.map(async (params) => (await offlineSteps(stored, "steps", params))?.values ?? null));
+}"""
+
+
+def offline_steps(site: Site, requests: list[dict[str, Any]]) -> Any:
+    """Return the responses that the page computes."""
+    templates = dispatch(Explorer(), "stage_templates").values
+    return site.page("view=steps").evaluate(OFFLINE_STEPS, [templates, requests])
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_page_and_library_have_the_same_stages(site: Site, inputs: str) -> None:
+    requests = [
+        {**INPUTS[inputs], "mask": mask, "normalizer": normalizer, **options}
+        for mask in MASK_CHOICES
+        for normalizer in OFFLINE_NORMALIZERS
+        for options in OPTIONS
+    ]
+    for params, response in zip(requests, offline_steps(site, requests), strict=True):
+        expected = dispatch(Explorer(), "steps", params).values
+        for name in ("query_labels", "key_labels", "formula"):
+            assert response[name] == expected[name]
+        input_names = {"Q", "K", "V"} if "q" in params else set()  # the view shows no cards of the inputs
+        for stage, expected_stage in zip(response["stages"], expected["stages"], strict=True):
+            assert stage["name"] == expected_stage["name"]
+            values, expected_values = flatten(stage["values"]), flatten(expected_stage["values"])
+            assert values == pytest.approx(expected_values, rel=1e-12, abs=1e-12), (params, stage)
+            if stage["name"] not in input_names:
+                for name in ("description", "formula", "axes"):
+                    assert stage[name] == expected_stage[name], params
+
+
+def flatten(values: Any) -> list[float]:
+    """Return all numbers of nested lists; texts such as "-inf" become floats."""
+    return [x for row in values for x in flatten(row)] if isinstance(values, list) else [float(values)]
+
+
+def test_options_that_need_python_have_no_response(site: Site) -> None:
+    inputs = INPUTS["projected"]
+    options = [{"dropout": 0.5}, {"normalizer": "sinkhorn(5)"}, {"mask": "sliding_window(3)"}]
+    assert offline_steps(site, [{**inputs, **option} for option in options]) == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        ({"q": [[1.0]], "k": [[1.0, 2.0]], "v": [[1.0]]}, "q and k must have the same head dimension, got q=1, k=2."),
+        ({"q": [[1.0]], "k": [[1.0]], "v": [[1.0], [2.0]]}, "k and v must have the same length, got k=1, v=2."),
+        (
+            {"x": X, "w_q": W_Q, "w_k": W_K[:2], "w_v": W_V},
+            "w_k must have as many rows as x has columns, got 2 rows, 3 columns.",
+        ),
+    ],
+)
+def test_mismatched_shapes_raise_an_error(site: Site, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        offline_steps(site, [params])

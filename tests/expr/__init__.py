@@ -1,0 +1,1 @@
+"""Each file of `regard.expr`, tested by one file of the same name here."""

@@ -1,1 +1,0 @@
-"""Calls inside graphs that torch makes, exports, repeats and spreads over processes."""

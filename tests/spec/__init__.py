@@ -1,1 +1,0 @@
-"""Each file of `regard.spec`, tested by one file of the same name here."""

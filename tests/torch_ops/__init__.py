@@ -1,0 +1,1 @@
+"""Attention in compiled, exported, checkpointed and sharded programs."""
