@@ -193,7 +193,7 @@ def test_mods_get_the_query_head_in_grouped_query_attention(
     kind: str, name: str, num_kv_heads: int, backend: str
 ) -> None:
     mod = build(kind, name)
-    q, k, v = inputs(key_heads=num_kv_heads)
+    q, k, v = inputs(num_kv_heads=num_kv_heads)
     output, lse = torch_flex_attention(q, k, v, **{kind: mod.function})
     result = regard.attention_with_weights(q, k, v, backend=backend, **{kind: mod.function})
     torch.testing.assert_close(result.output.detach(), output, **CLOSE)
