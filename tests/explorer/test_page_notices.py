@@ -24,9 +24,11 @@ TOO_LONG = "word " * 40_000
 
 
 def cause_error(page: Any) -> None:
-    """Submit a text that is too long."""
+    """Submit a text that is too long, and wait for its own error: that of an earlier text may still be shown."""
     page.get_by_label("Text for the model").fill(TOO_LONG)
-    page.get_by_role("button", name="Run").click()
+    with page.expect_response(lambda response: response.status == 400):
+        page.get_by_role("button", name="Run").click()
+    wait_until_idle(page)
     page.locator(".alert:not([hidden])", has_text="must have at most").wait_for()
 
 
