@@ -80,8 +80,16 @@ class BoundedCache(Generic[Value]):
 
     def get(self, key: Hashable, tensors: Sequence[Tensor] = ()) -> Value | None:
         """The value of `key` and tensors with these contents, or None."""
-        value = self._lookup(key, tensors)
-        return None if value is _MISSING else value
+        if tensors:
+            value = self._lookup(key, tensors)
+            return None if value is _MISSING else value
+        with self._lock:  # written out: the fast path of small calls spends its time here
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            if entry is not self._newest:
+                self._touch(key, entry)
+            return entry[0]
 
     def put(self, key: Hashable, value: Value, tensors: Sequence[Tensor] = ()) -> None:
         """Store a value with copies of the tensors, unless they exceed the whole cache."""

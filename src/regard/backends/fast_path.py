@@ -32,9 +32,10 @@ def run_fast_path(call: AttentionCall) -> Tensor | None:
     if captured:
         check_captured_storage(captured)
     fast_call = _cache.get(_cache_key(call), captured)
-    if fast_call is None or _needs_full_path((call.q, call.k, call.v, *captured)):
+    if fast_call is None:
         return None
-    return fast_call(call.q, call.k, call.v)
+    q, k, v = call[:3]
+    return None if _needs_full_path((q, k, v, *captured)) else fast_call(q, k, v)
 
 
 def store_fast_call(call: AttentionCall, make_fast_call: Callable[[], FastCall | None]) -> None:
@@ -99,6 +100,8 @@ def _expr_key(expr: ClosedExpr | None) -> Hashable:
     """Equal for masks and score modifiers that differ only in the tensors they capture, whose contents are compared."""
     if expr is None:
         return None
+    if not expr.tensors:
+        return expr.expr, expr.shape_checks
     constructors = tuple(t.make if isinstance(t, TensorFromShape) else None for t in expr.tensors)
     return expr.expr, constructors, expr.shape_checks
 
