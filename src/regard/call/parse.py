@@ -44,7 +44,7 @@ def parse_call(call: AttentionCall, full_lengths: tuple[int, int] | None = None)
     q4, k4, v4, leading = _to_4d(q, k, v)
     score, mask = _align_leading_dims(call.score, q, leading), _align_leading_dims(call.mask, q, leading)
     dropout = call.dropout
-    if dropout != 0.0 or type(dropout) is not float:
+    if type(dropout) is not float or dropout != 0.0:
         dropout = probability(dropout, "dropout", below_one=True)
     n_q, n_k = (q4.shape[2], k4.shape[2]) if full_lengths is None else full_lengths
     head_dims = (q4.shape[-1], k4.shape[-1], v4.shape[-1])
