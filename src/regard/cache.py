@@ -87,8 +87,7 @@ class BoundedCache(Generic[Value]):
             entry = self._entries.get(key)
             if entry is None:
                 return None
-            if entry is not self._newest:
-                self._touch(key, entry)
+            self._touch(key, entry)
             return entry[0]
 
     def put(self, key: Hashable, value: Value, tensors: Sequence[Tensor] = ()) -> None:

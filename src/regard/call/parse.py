@@ -123,8 +123,10 @@ def _parse_options(options: OptionKey) -> ParsedOptions:
     )
     score.check_head_dims(*head_dims[:2])
     score.check_num_heads(score_shape[1], num_kv_heads)
-    for check in (*normalizer.checks, *closed_expr.shape_checks):
-        check(score_shape, query_offset)
+    if normalizer.checks:
+        normalizer.check_shapes(score_shape, query_offset)
+    if closed_expr.shape_checks:
+        closed_expr.check_shape(score_shape, query_offset)
     row_normalizer = normalizer.row_normalizer
     spec = CallSpec(
         batch_size=score_shape[0],
