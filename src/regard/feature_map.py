@@ -24,6 +24,7 @@ from regard.checks import describe
 from regard.errors import ArgumentError
 from regard.expr.serialize import materialize, serializable
 from regard.score import ProductInputs, Score
+from regard.stage_rule import StageRule, StageRules, rename
 from regard.tensors.precision import upcast
 
 __all__ = ["FeatureMap", "FeatureMapLike", "cosformer", "elu", "favor", "relu"]
@@ -47,7 +48,9 @@ class FeatureMap(ABC):
     """
 
     formula: ClassVar[str]
+    code: ClassVar[str] = ""  # a torch expression of x, shown by `regard.steps`; without it, the numbers are
     depends_on_distance: ClassVar[bool] = False
+    cancels_query_factor: ClassVar[bool] = False  # whether `map_queries` leaves out a factor of each row
     constructor_call: ClassVar[Any] = None  # how to construct it again; see `expr/serialize.py`
 
     @abstractmethod
@@ -73,6 +76,7 @@ FeatureMapLike: TypeAlias = Annotated[FeatureMap | RowFunction, CONVERTED]
 @dataclass(frozen=True, eq=False)
 class EluFeatureMap(FeatureMap):
     formula: ClassVar[str] = "φ(x) = elu(x) + 1"
+    code: ClassVar[str] = "torch.nn.functional.elu(x) + 1.0"
 
     def map_keys(self, x: Tensor) -> Tensor:
         return torch.nn.functional.elu(x) + 1.0
@@ -81,6 +85,7 @@ class EluFeatureMap(FeatureMap):
 @dataclass(frozen=True, eq=False)
 class ReluFeatureMap(FeatureMap):
     formula: ClassVar[str] = "φ(x) = max(x, 0)"
+    code: ClassVar[str] = "torch.relu(x)"
 
     def map_keys(self, x: Tensor) -> Tensor:
         return torch.relu(x)
@@ -109,6 +114,7 @@ class FavorFeatureMap(FeatureMap):
     directions: Tensor
     hyperbolic: bool
     formula: ClassVar[str] = "φ(x) = exp(ω·x - |x|²/2) / √m"
+    cancels_query_factor: ClassVar[bool] = True
 
     def map_keys(self, x: Tensor) -> Tensor:
         return torch.exp(self._exponents(x)) / self._norm
@@ -263,3 +269,50 @@ class FeatureMapScore(Score):
 
     def formula(self) -> str:
         return "φ(q)·φ(k)"
+
+    def stage_rules(self) -> StageRules:
+        phi = self.feature_map
+        products = StageRule(
+            "products",
+            "the dot product of the features of each query and each key, never negative",
+            "w_ij = φ(q_i) · φ(k_j)",
+            r"w_{ij} = \varphi(q_i)^\top \varphi(k_j)",
+            code="features_of_q @ features_of_k.mT",
+        )
+        return (
+            self._feature_stage("q", "query", phi.map_queries, phi.cancels_query_factor),
+            self._feature_stage("k", "key", phi.map_keys, False),
+            products,
+            *(self._distance_stages() if phi.depends_on_distance else ()),
+        )
+
+    def _feature_stage(self, letter: str, kind: str, map_rows: RowFunction, cancels_factor: bool) -> StageRule:
+        without_factor = ", up to a factor of each row that cancels" if cancels_factor else ""
+        return StageRule(
+            f"features of {letter}",
+            f"each {kind} as features that are never negative{without_factor}: {self.feature_map.formula}",
+            f"φ({letter})",
+            rf"\varphi({letter})",
+            (kind, "hidden"),
+            rename(self.feature_map.code, {"x": letter.upper()}),
+            lambda variables: map_rows(variables[letter.upper()]).double(),
+        )
+
+    def _distance_stages(self) -> StageRules:
+        phi = self.feature_map
+        return (
+            StageRule(
+                "distance factor",
+                "larger for nearer pairs",
+                "c_ij",
+                "c_{ij}",
+                value=lambda variables: phi.distance_factor(variables["p"] - variables["j"]).double(),
+            ),
+            StageRule(
+                "distance-weighted products",
+                "the products, each times the factor of its distance",
+                "w_ij = c_ij w_ij",
+                "w_{ij} = c_{ij} w_{ij}",
+                code="products * distance_factor",
+            ),
+        )

@@ -10,14 +10,16 @@
 torch.Size([2, 8, 16, 64])
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from regard.argument_types import CONVERTED, check_types
+from regard.catalog_card import catalog_card
 from regard.errors import ArgumentError
 from regard.expr.closed_expr import ClosedExpr, QueryOffset, ShapeCheck, trace_builtin
 from regard.expr.counter_rng import position_uniform
@@ -27,8 +29,17 @@ from regard.expr.score_modifier import ScoreModifier, trace_builtin_modifier
 from regard.expr.serialize import example, materialize, serializable
 from regard.expr.shape_checks import check_scalar_or_per_head, require_one_per
 from regard.feature_map import FeatureMap, FeatureMapLike, as_feature_map
-from regard.normalizers.streaming import Relu, RowNormalizer, Sigmoid, Softmax
-from regard.normalizers.threshold import Entmax, Hardmax, TopK
+from regard.normalizers.streaming import (
+    EXP_STAGES,
+    SOFTMAX_WEIGHTS,
+    Relu,
+    RowNormalizer,
+    Sigmoid,
+    Softmax,
+    relu_stages,
+)
+from regard.normalizers.threshold import SPARSEMAX_STAGES, Entmax, Hardmax, TopK
+from regard.stage_rule import QUERY_AXES, SCALAR_AXES, StageRule, StageRules, variable_name
 from regard.tensors.precision import upcast
 
 __all__ = [
@@ -69,6 +80,7 @@ class Normalizer:
         factor: `factor(statistic, n_k)` multiplies the weights of each row: a number, or (batch, heads, n_q).
         checks: Shape checks of the tensors.
         feature_map: Computes the scores from q and k instead of a score function.
+        stages: Stages of `regard.steps`, or a function that returns them. Default: those of the row normalizer.
     """
 
     row_normalizer: RowNormalizer
@@ -79,17 +91,36 @@ class Normalizer:
     factor: WeightFactor | None = None
     checks: tuple[ShapeCheck, ...] = ()
     feature_map: FeatureMap | None = None
+    stages: StageRules | Callable[[], StageRules] = ()
     constructor_call: ClassVar[Any] = None  # how to construct it again; see `expr/serialize.py`
 
     def check_shapes(self, score_shape: ScoreShape, query_offset: QueryOffset) -> None:
         for check in self.checks:
             check(score_shape, query_offset)
 
+    @property
+    def fields(self) -> dict[str, object]:
+        """The fields of the row normalizer and of the factor, by name, for the expressions of stages."""
+        return {**vars(self.row_normalizer), **getattr(self.factor, "__dict__", {})}
+
+    @property
+    def stage_rules(self) -> StageRules:
+        """The stages from the scores to the weights; empty if none are declared."""
+        own = self.stages() if callable(self.stages) else self.stages
+        return own or (self.row_normalizer.stages if self.factor is None else ())
+
 
 NormalizerLike: TypeAlias = Annotated[Normalizer | RowNormalizer, CONVERTED]
 
 
 @example("softmax")
+@catalog_card(
+    "softmax",
+    formula=r"a_{ij} = \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}}",
+    paper="Vaswani and others, Attention Is All You Need, 2017, arXiv 1706.03762",
+    example="softmax()",
+    reference_test="tests/test_normalizer.py::test_softmax_is_torch_softmax",
+)
 @serializable
 def softmax() -> Normalizer:
     """Return softmax: exp(s) / sum exp(s). Weights are positive, and each row sums to 1.
@@ -105,6 +136,16 @@ def softmax() -> Normalizer:
 
 
 @example("sink")
+@catalog_card(
+    "sink (softmax1)",
+    formula=r"a_{ij} = \frac{e^{s_{ij}}}{e^{b} + \sum_k e^{s_{ik}}}",
+    paper=(
+        "Miller, Attention Is Off By One, 2023; Xiao and others, Efficient Streaming Language Models with "
+        "Attention Sinks, 2023, arXiv 2309.17453"
+    ),
+    example="sink(torch.zeros(4))",
+    reference_test="tests/test_normalizer.py::test_sink_of_zero_is_add_zero_attn_of_torch",
+)
 @serializable
 @check_types
 def sink(logit: float | Tensor = 0.0) -> Normalizer:
@@ -121,7 +162,7 @@ def sink(logit: float | Tensor = 0.0) -> Normalizer:
     check_scalar_or_per_head(logit, "logit")
     logits = torch.as_tensor(logit, dtype=None if isinstance(logit, Tensor) else torch.float64)
     checks = () if logits.numel() == 1 else (require_one_per("sink logits", logits, 0, "heads"),)
-    return Normalizer(Softmax(), "softmax with a sink", factor=_SinkFactor(logits), checks=checks)
+    return Normalizer(Softmax(), "softmax with a sink", factor=_SinkFactor(logits), checks=checks, stages=SINK_STAGES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +177,39 @@ class _SinkFactor:
         return torch.exp(torch.nn.functional.logsigmoid(lse - self.logit.reshape(-1, 1).to(lse)))
 
 
+SINK_STAGES = (
+    StageRule("sink", "the score of one more key, whose value is zero", "b", "b", SCALAR_AXES, value="logit"),
+    StageRule(
+        "row maximum",
+        "the largest score of each query, or that of the sink if it is larger",
+        "m_i = max(b, max_j s_ij)",
+        r"m_i = \max(b, \max_j s_{ij})",
+        QUERY_AXES,
+        "torch.maximum(scores.amax(-1), sink)",
+    ),
+    *EXP_STAGES,
+    StageRule(
+        "row sum",
+        "the sum of each row, and the sink",
+        "z_i = exp(b - m_i) + Σ_j exp(s_ij - m_i)",
+        r"z_i = e^{b - m_i} + \sum_j e^{s_{ij} - m_i}",
+        QUERY_AXES,
+        "exp.sum(-1) + torch.exp(sink - row_maximum)",
+    ),
+    SOFTMAX_WEIGHTS,
+)
+
+
 @example("sigmoid")
+@catalog_card(
+    "sigmoid",
+    formula=r"a_{ij} = \sigma(s_{ij} + b)",
+    paper=(
+        "Ramapuram and others, Theory, Analysis, and Best Practices for Sigmoid Self-Attention, 2024, arXiv 2409.04431"
+    ),
+    example="sigmoid(-5.5)",
+    reference_test="tests/test_normalizer.py::test_sigmoid_weights_each_pair_independently",
+)
 @serializable
 @check_types
 def sigmoid(bias: float | Tensor = 0.0) -> Normalizer:
@@ -156,14 +229,24 @@ def sigmoid(bias: float | Tensor = 0.0) -> Normalizer:
     if isinstance(bias, Tensor) and bias.dim() == 1:
         checks = (require_one_per("a sigmoid bias", bias, 0, "heads"),)
         score_mod = trace_builtin_modifier(
-            lambda s, h: s + bias[h], "s", "h", tensor_names=("bias",), shape_checks=checks
+            lambda s, h: s + bias[h], "s", "h", tensor_names=("bias",), shape_checks=checks, stage=SIGMOID_BIAS
         )
     else:
-        score_mod = trace_builtin_modifier(lambda s: s + bias, "s", tensor_names=("bias",))
+        score_mod = trace_builtin_modifier(lambda s: s + bias, "s", tensor_names=("bias",), stage=SIGMOID_BIAS)
     return Normalizer(Sigmoid(), "sigmoid", score_mod)
 
 
+SIGMOID_BIAS = StageRule("plus bias", "plus a bias")
+
+
 @example("relu")
+@catalog_card(
+    "ReLU",
+    formula=r"a_{ij} = \max(s_{ij}, 0) / n",
+    paper="Wortsman and others, Replacing softmax with ReLU in Vision Transformers, 2023, arXiv 2309.08586",
+    example="relu()",
+    reference_test="tests/test_normalizer.py::test_relu_weights_positive_scores",
+)
 @serializable
 @check_types
 def relu(scale: float | Tensor | None = None) -> Normalizer:
@@ -179,9 +262,11 @@ def relu(scale: float | Tensor | None = None) -> Normalizer:
     check_scalar_or_per_head(scale, "scale")
     per_head = scale if isinstance(scale, Tensor) and scale.numel() != 1 else None
     checks = () if per_head is None else (require_one_per("relu scales", per_head, 0, "heads"),)
-    return Normalizer(
-        Relu(), "relu / n" if scale is None else "relu · scale", factor=_ScaleFactor(scale), checks=checks
-    )
+    name, stages = ("relu / n", RELU_STAGES) if scale is None else ("relu · scale", SCALED_RELU_STAGES)
+    return Normalizer(Relu(), name, factor=_ScaleFactor(scale), checks=checks, stages=stages)
+
+
+RELU_STAGES, SCALED_RELU_STAGES = relu_stages("1.0 / n_k"), relu_stages("scale")
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,6 +285,18 @@ class _ScaleFactor:
 
 
 @example("sparsemax")
+@catalog_card(
+    "sparsemax",
+    formula=r"a_i = \arg\min_{p \in \Delta} |p - s_i|^2 = \max(s_i - \tau_i, 0)",
+    paper="Martins and Astudillo, From Softmax to Sparsemax, 2016, arXiv 1602.02068",
+    exactness="the definition; τ is exact up to rounding",
+    example="sparsemax()",
+    reference_test="tests/conformance/test_entmax.py::test_weights_equal_the_package_for_any_alpha",
+    note=(
+        "The tests of the entmax package also pass with regard as its implementation. The normmax and budget "
+        "variants of that package are not included."
+    ),
+)
 @serializable
 def sparsemax() -> Normalizer:
     """Return sparsemax (Martins & Astudillo, 2016): the projection of the scores onto the probability simplex.
@@ -212,10 +309,22 @@ def sparsemax() -> Normalizer:
     >>> regard.attention_with_weights(q, k, k, score=regard.score.dot(), normalizer=sparsemax()).weights[0]
     tensor([0.0000, 0.2500, 0.7500])
     """
-    return Normalizer(Entmax(constant(1.0)), "sparsemax")
+    return Normalizer(Entmax(constant(1.0)), "sparsemax", stages=SPARSEMAX_STAGES)
 
 
 @example("entmax(1.5)")
+@catalog_card(
+    "entmax",
+    formula=r"a_{ij} = \max((\alpha - 1) s_{ij} - \tau_i, 0)^{1/(\alpha - 1)}",
+    paper=(
+        "Peters, Niculae, Martins, Sparse Sequence-to-Sequence Models, 2019, arXiv 1905.05702; Correia and "
+        "others, Adaptively Sparse Transformers, 2019, arXiv 1909.00015"
+    ),
+    exactness="the definition; α is a number or learned",
+    example="entmax(1.5)",
+    reference_test="tests/conformance/test_entmax.py::test_weights_equal_the_package_for_any_alpha",
+    note="As for sparsemax.",
+)
 @serializable
 @check_types
 def entmax(alpha: float | Tensor = 1.5) -> Normalizer:
@@ -235,12 +344,15 @@ def entmax(alpha: float | Tensor = 1.5) -> Normalizer:
     if not 1.0 <= alpha <= 2.0:
         raise ArgumentError(f"alpha must be from 1 (softmax) to 2 (sparsemax); got {alpha}.")
     if alpha == 1.0:
-        return Normalizer(Softmax(), "softmax")
+        return softmax()
     if alpha == 2.0:
-        return Normalizer(Entmax(constant(1.0)), "sparsemax")
+        return sparsemax()
     factor = alpha - 1.0
-    score_mod = trace_builtin_modifier(lambda s: s * factor, "s")
+    score_mod = trace_builtin_modifier(lambda s: s * factor, "s", stage=ENTMAX_SCORES)
     return Normalizer(Entmax(constant(1.0 / factor)), f"entmax of {alpha:g}", score_mod)
+
+
+ENTMAX_SCORES = StageRule("times alpha minus 1", "times α - 1, the input of entmax")
 
 
 def _learned_entmax(alpha: Tensor) -> Normalizer:
@@ -261,13 +373,25 @@ def _learned_entmax(alpha: Tensor) -> Normalizer:
         return alpha if alpha.dim() == 0 else alpha[h] if len(alpha) > 1 else alpha[0]
 
     score_mod = trace_builtin_modifier(
-        lambda s, h: s * (alpha_of_head(h) - 1.0), "s", "h", tensor_names=("alpha",), shape_checks=checks
+        lambda s, h: s * (alpha_of_head(h) - 1.0),
+        *("s", "h"),
+        tensor_names=("alpha",),
+        shape_checks=checks,
+        stage=ENTMAX_SCORES,
     )
     power = trace_builtin(lambda h: 1.0 / (alpha_of_head(h) - 1.0), "h", tensor_names=("alpha",))
     return Normalizer(Entmax(constant(1.0)), "entmax", score_mod, power)
 
 
 @example("topk(2)")
+@catalog_card(
+    "top k",
+    formula=r"\mathrm{softmax}(s_{ij} : s_{ij} \ge s_{i(k)})",
+    paper="Gupta and others, Memory-efficient Transformers via Top-k Attention, 2021, arXiv 2106.06899",
+    exactness="the definition; keys that tie with the k-th are included",
+    example="topk(16)",
+    reference_test="tests/normalizers/test_threshold.py::test_topk_agrees_with_torch_topk",
+)
 @serializable
 @check_types
 def topk(k: int) -> Normalizer:
@@ -286,6 +410,16 @@ def topk(k: int) -> Normalizer:
 
 
 @example("hardmax")
+@catalog_card(
+    "hardmax",
+    formula=r"a_{ij} = [j = \arg\max_k s_{ik}]",
+    paper="Xu and others, Show, Attend and Tell, 2015, arXiv 1502.03044",
+    exactness="the definition; the gradient is a straight-through estimate",
+    example="hardmax()",
+    reference_test=(
+        "tests/normalizers/test_threshold.py::test_hardmax_selects_the_largest_score_with_the_gradient_of_softmax"
+    ),
+)
 @serializable
 def hardmax() -> Normalizer:
     """Return hardmax: weight 1 for the largest score, the limit of softmax(c s) for c to infinity.
@@ -302,6 +436,20 @@ def hardmax() -> Normalizer:
 
 
 @example("gumbel")
+@catalog_card(
+    "Gumbel",
+    formula=r"a_{ij} = [j = \arg\max_k (s_{ik} - \log(-\log u_{ik}))]",
+    paper=(
+        "Jang, Gu, Poole, Categorical Reparameterization with Gumbel-Softmax, 2017, arXiv 1611.01144; Maddison, "
+        "Mnih, Teh, The Concrete Distribution, 2017, arXiv 1611.00712"
+    ),
+    exactness=(
+        "exact samples from the softmax weights; the noise is a function of seed and position; the gradient is a "
+        "straight-through estimate"
+    ),
+    example="gumbel(0.5, seed=1)",
+    reference_test="tests/expr/test_counter_rng.py::test_gumbel_samples_keys_with_the_probabilities_of_softmax",
+)
 @serializable
 @check_types
 def gumbel(temperature: float = 1.0, *, seed: int = 0, hard: bool = True) -> Normalizer:
@@ -325,8 +473,18 @@ def gumbel(temperature: float = 1.0, *, seed: int = 0, hard: bool = True) -> Nor
     score_mod = trace_builtin_modifier(
         lambda s, b, h, i, j: (s - torch.log(-torch.log(position_uniform(seed, b, h, i, j)))) / temperature,
         *("s", "b", "h", "i", "j"),
+        stage=GUMBEL_SCORES,
     )
-    return Normalizer(Hardmax() if hard else Softmax(), "gumbel hardmax" if hard else "gumbel softmax", score_mod)
+    row_normalizer, name = (Hardmax(), "gumbel hardmax") if hard else (Softmax(), "gumbel softmax")
+    return Normalizer(row_normalizer, name, score_mod)
+
+
+GUMBEL_SCORES = StageRule(
+    "with gumbel noise",
+    "plus noise of a Gumbel distribution, divided by the temperature",
+    "(s - log(-log(u_ij))) / temperature",
+    r"\frac{s - \log(-\log u_{ij})}{T}",
+)
 
 
 @example("kernel")
@@ -351,10 +509,36 @@ def kernel(feature_map: FeatureMapLike | None = None) -> Normalizer:
         )
     else:
         score_mod = trace_builtin_modifier(torch.log, "s")
-    return Normalizer(Softmax(), "softmax", score_mod, feature_map=phi)
+    return Normalizer(Softmax(), "softmax", score_mod, feature_map=phi, stages=KERNEL_STAGES)
+
+
+KERNEL_STAGES = (
+    StageRule("row sum", "the sum of each row", "z_i = Σ_j w_ij", r"z_i = \sum_j w_{ij}", QUERY_AXES, "scores.sum(-1)"),
+    StageRule(
+        "weights",
+        "each number divided by the sum of its row",
+        "a_ij = w_ij / z_i",
+        r"a_{ij} = \frac{w_{ij}}{z_i}",
+        code="scores / row_sum[:, None]",
+        value="torch.where(row_sum[:, None] == 0, 0.0, scores / row_sum[:, None])",
+    ),
+)
 
 
 @example("sinkhorn(5)")
+@catalog_card(
+    "Sinkhorn",
+    formula=r"a_{ij} = e^{s_{ij} + u_i + v_j}, \quad \sum_j a_{ij} = 1, \; \sum_i a_{ij} = n_q / n_k",
+    paper=("Sander and others, Sinkformers: Transformers with Doubly Stochastic Attention, 2021, arXiv 2110.11773"),
+    exactness="the given number of Sinkhorn iterations; each stores one number per row",
+    time_complexity="n^2 d per iteration",
+    example="sinkhorn(10)",
+    reference_test="tests/backends/shared/test_sinkhorn.py::test_limit_is_the_optimal_transport_plan",
+    note=(
+        "The limit is compared with POT, which does not support masks; masked calls are compared with an "
+        "explicit iteration."
+    ),
+)
 @serializable
 @check_types
 def sinkhorn(iterations: int = 5) -> Normalizer:
@@ -371,7 +555,44 @@ def sinkhorn(iterations: int = 5) -> Normalizer:
     """
     if not 1 <= iterations <= MAX_ITERATIONS:
         raise ArgumentError(f"iterations must be from 1 to {MAX_ITERATIONS:,}; got {iterations}.")
-    return Normalizer(Softmax(), f"sinkhorn of {iterations}", iterations=iterations)
+    stages = partial(_sinkhorn_stages, iterations) if iterations > 1 else ()
+    return Normalizer(Softmax(), f"sinkhorn of {iterations}", iterations=iterations, stages=stages)
+
+
+def _sinkhorn_stages(iterations: int) -> StageRules:
+    """Return the stages that normalize rows and columns in turn, rows first and last."""
+    rules, source = [], "torch.exp(scores - scores.amax(-1, keepdim=True).clamp(min=-1e300))"  # -inf - -inf is nan
+    logs = _SinkhornLogs()
+    for step in range(2 * iterations - 1):
+        kind, axis, index = ("column", -2, "i") if step % 2 else ("row", -1, "j")
+        name = "weights" if step == 2 * iterations - 2 else f"{kind}s {step // 2 + 1}"
+        sums = f"{source if step else f'({source})'}.sum({axis}, keepdim=True)"
+        rules.append(
+            StageRule(
+                name,
+                f"each {kind} divided by its sum",
+                f"a_ij / Σ_{index} a_ij",
+                rf"\frac{{a_{{ij}}}}{{\sum_{index} a_{{ij}}}}",
+                code=f"{source} / torch.where({sums} == 0, 1.0, {sums})",
+                value=partial(logs.values, step),
+            )
+        )
+        source = variable_name(name)
+    return tuple(rules)
+
+
+class _SinkhornLogs:
+    """The logarithms of the weights after each step, kept because a weight may be too small for its exponential."""
+
+    def __init__(self) -> None:
+        self._logs: list[Tensor] = []
+
+    def values(self, step: int, variables: Mapping[str, Any]) -> Tensor:
+        """Return the weights after a step: even steps normalize rows, odd ones columns. Steps are taken in order."""
+        log: Tensor = self._logs[step - 1] if step else variables["scores"]
+        lse = torch.logsumexp(log, -2 if step % 2 else -1, keepdim=True)
+        self._logs.append(log - torch.where(lse == -torch.inf, 0.0, lse))
+        return torch.exp(self._logs[-1])
 
 
 DEFAULT_NORMALIZER = Normalizer(Softmax(), "softmax")

@@ -21,8 +21,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.argument_types import CONVERTED, check_signature, check_types
 from regard.checks import describe, tensor
@@ -42,6 +40,16 @@ from regard.expr.score_modifier import (
 )
 from regard.expr.serialize import materialize, serializable
 from regard.expr.shape_checks import check_scalar_or_per_head
+from regard.stage_rule import (
+    KEY_FEATURE_AXES,
+    MATRIX_AXES,
+    PAIR_AXES,
+    QUERY_FEATURE_AXES,
+    SCALAR_AXES,
+    StageRule,
+    StageRules,
+)
+from regard.tensors.captured_tensors import FindCapturedTensors, SubstituteTensors
 from regard.tensors.nonfinite import isolate_nonfinite
 from regard.tensors.precision import upcast, upcast_like
 from regard.tensors.rotary import rotary
@@ -77,6 +85,21 @@ def __dir__() -> list[str]:
 FloatOrTensor = float | Tensor
 TileFunction = Callable[..., Tensor]
 
+PRODUCTS = StageRule(
+    "products",
+    "the dot product of each query with each key: large where both point the same way",
+    "s_ij = q_i · k_j",
+    r"S = Q K^\top",
+    code="Q @ K.mT",
+)
+SQUARED_DISTANCES = StageRule(
+    "squared distances",
+    "the squared distance of each query from each key",
+    "d_ij = |q_i - k_j|²",
+    r"d_{ij} = \lVert q_i - k_j \rVert^2",
+    code="(Q[:, None] - K[None]).square().sum(-1)",
+)
+
 
 class ProductInputs(NamedTuple):
     """Inputs of a backend's product: transformed q and k, scale, parameters, and the function of a custom score."""
@@ -96,7 +119,7 @@ class Score:
     dtype in which the product may be computed.
     """
 
-    score_mod: ClosedExpr | None = None
+    score_mod: ScoreModifier | None = None
     kind: ClassVar[str] = "dot"
     min_dtype: ClassVar[torch.dtype] = torch.float32
     constructor_call: ClassVar[Any] = None  # how to construct it again; see `expr/serialize.py`
@@ -166,6 +189,10 @@ class Score:
         """Return the formula as text, without the modifier."""
         return "q·k"
 
+    def stage_rules(self) -> StageRules:
+        """Return the stages of `regard.steps` from `Q` and `K` to the scores; empty if it shows the scores only."""
+        return (PRODUCTS,) if type(self) is Score else ()
+
 
 ModifierLike: TypeAlias = Annotated[ScoreModifier | Tensor | Callable[..., Any], CONVERTED]
 ScoreLike: TypeAlias = Annotated[Score | ScoreModifier | Tensor | NDArray[Any] | Callable[..., Any], CONVERTED]
@@ -173,7 +200,7 @@ ScoreLike: TypeAlias = Annotated[Score | ScoreModifier | Tensor | NDArray[Any] |
 
 def _traced_modifier(value: Any) -> Any:
     """Return the modifier; a function is traced first, since only expressions can be serialized."""
-    return modifier(value) if callable(value) else value
+    return modifier(value) if callable(value) and not isinstance(value, ClosedExpr) else value
 
 
 @serializable
@@ -205,6 +232,29 @@ class ScaledDot(Score):
             else f"q·k · {self.scale:g}"
         )
 
+    def stage_rules(self) -> StageRules:
+        if self.scale is not None:
+            return PRODUCTS, *_scale_stages(self.scale, "products")
+        scaled = StageRule(
+            "scaled",
+            "divided by the square root of the head dimension, so that scores do not grow with it",
+            "s_ij = q_i · k_j / √$head_dim",
+            r"\frac{Q K^\top}{\sqrt{$head_dim}}",
+            code="products / head_dim ** 0.5",
+        )
+        return PRODUCTS, scaled
+
+
+def _scale_stages(scale: FloatOrTensor, scores: str) -> StageRules:
+    """Return the stages that multiply the stage `scores` by a number, or by one number per head."""
+    code = f"{scores} * scale"
+    if not isinstance(scale, Tensor):
+        return (StageRule("scaled", "times $scale", "s_ij = $scale s_ij", r"$scale \, S", code=code),)
+    return (
+        StageRule("scale", "a number that every score is multiplied with", "c", "c", SCALAR_AXES, value="scale"),
+        StageRule("scaled", "times the scale", "s_ij = c s_ij", r"c \, S", code=code),
+    )
+
 
 @dataclass(frozen=True, eq=False)
 class Bilinear(Score):
@@ -231,6 +281,19 @@ class Bilinear(Score):
     def formula(self) -> str:
         return "q·W·k"
 
+    def stage_rules(self) -> StageRules:
+        return (
+            StageRule("W", "the matrix between queries and keys", "W", "W", MATRIX_AXES, value="w"),
+            StageRule("q W", "each query times W", "q_i W", "Q W", QUERY_FEATURE_AXES, code="Q @ W"),
+            StageRule(
+                "products",
+                "the dot product of each projected query with each key",
+                "s_ij = q_i · W · k_j",
+                r"S = Q W K^\top",
+                code="q_W @ K.mT",
+            ),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Cosine(Score):
@@ -249,6 +312,45 @@ class Cosine(Score):
 
     def formula(self) -> str:
         return "cos(q, k) · " + ("scale" if isinstance(self.scale, Tensor) else f"{self.scale:g}")
+
+    def stage_rules(self) -> StageRules:
+        cosines = StageRule(
+            "cosines",
+            "the cosine of the angle between each query and each key: from -1 to 1",
+            "s_ij = cos(q_i, k_j)",
+            r"s_{ij} = \cos(q_i, k_j)",
+            code="unit_q @ unit_k.mT",
+        )
+        is_plain = not isinstance(self.scale, Tensor) and self.scale == 1.0
+        scaled = () if is_plain else _scale_stages(self.scale, "cosines")
+        return (
+            *_unit_vector_stages("q", QUERY_FEATURE_AXES),
+            *_unit_vector_stages("k", KEY_FEATURE_AXES),
+            cosines,
+            *scaled,
+        )
+
+
+def _unit_vector_stages(letter: str, axes: tuple[str, ...]) -> StageRules:
+    """Return the stages that divide each query or key by its length; a zero vector stays zero."""
+    return (
+        StageRule(
+            f"length of {letter}",
+            f"the Euclidean length of each {axes[0]}",
+            f"|{letter}|",
+            rf"\lVert {letter} \rVert",
+            axes[:1],
+            f"{letter.upper()}.square().sum(-1).sqrt()",
+        ),
+        StageRule(
+            f"unit {letter}",
+            "the same directions, each of length 1",
+            f"{letter} / |{letter}|",
+            rf"\frac{{{letter}}}{{\lVert {letter} \rVert}}",
+            axes,
+            f"{letter.upper()} / length_of_{letter}.clamp(min=1e-12)[:, None]",
+        ),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,6 +398,39 @@ class Gaussian(Score):
     def formula(self) -> str:
         return "-|q - k|² / 2σ²" if self.m is None else "-(q - k)'M(q - k) / 2"
 
+    def stage_rules(self) -> StageRules:
+        if self.m is not None:
+            return MAHALANOBIS_STAGES
+        return (
+            SQUARED_DISTANCES,
+            StageRule("sigma", "the standard deviation of the Gaussian", "σ", r"\sigma", SCALAR_AXES, value="sigma"),
+            StageRule(
+                "negative distances",
+                "minus the squared distance over 2σ²: larger for nearer pairs",
+                "s_ij = -d_ij / 2σ²",
+                r"s_{ij} = -\frac{d_{ij}}{2 \sigma^2}",
+                code="-squared_distances / (2.0 * sigma ** 2)",
+            ),
+        )
+
+
+MAHALANOBIS_STAGES = (
+    StageRule("M", "the matrix of the distance; only its symmetric part counts", "M", "M", MATRIX_AXES, value="m"),
+    SQUARED_DISTANCES._replace(
+        description="the squared distance of each query from each key, with the matrix M",
+        formula="d_ij = (q_i - k_j)' M (q_i - k_j)",
+        latex=r"d_{ij} = (q_i - k_j)^\top M (q_i - k_j)",
+        code="((Q[:, None] - K[None]) @ M * (Q[:, None] - K[None])).sum(-1)",
+    ),
+    StageRule(
+        "negative distances",
+        "minus half of the squared distance: larger for nearer pairs",
+        "s_ij = -d_ij / 2",
+        r"s_{ij} = -\frac{d_{ij}}{2}",
+        code="-squared_distances / 2",
+    ),
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Additive(Score):
@@ -334,6 +469,45 @@ class Additive(Score):
     def formula(self) -> str:
         return "u·tanh(W_q q + W_k k" + (")" if self.bias is None else " + bias)")
 
+    def stage_rules(self) -> StageRules:
+        has_bias = self.bias is not None
+        bias = StageRule("bias", "added to the hidden layer of every query", "b", "b", ("hidden",), value="bias")
+        return (
+            _hidden_matrix_stage("q", "query"),
+            *((bias,) if has_bias else ()),
+            _hidden_layer_stage("q", "query", has_bias),
+            _hidden_matrix_stage("k", "key"),
+            _hidden_layer_stage("k", "key", False),
+            StageRule("u", "the weight of each hidden unit", "u", "u", ("hidden",), value="u"),
+            StageRule(
+                "tanh",
+                "tanh of the sum of both hidden layers, for each pair",
+                "tanh(W_q q_i + W_k k_j)",
+                r"\tanh(W_q q_i + W_k k_j)",
+                (*PAIR_AXES, "hidden"),
+                "torch.tanh(hidden_q[:, None] + hidden_k[None])",
+            ),
+            StageRule(
+                "scores",
+                "the dot product of the hidden layer of each pair with u",
+                "s_ij = u · tanh(W_q q_i + W_k k_j)",
+                r"s_{ij} = u^\top \tanh(W_q q_i + W_k k_j)",
+                code="tanh @ u",
+            ),
+        )
+
+
+def _hidden_matrix_stage(letter: str, kind: str) -> StageRule:
+    name = f"W_{letter}"
+    description = f"the matrix that projects each {kind} to the hidden layer"
+    return StageRule(name, description, name, name, ("row", "hidden"), value=f"w_{letter}")
+
+
+def _hidden_layer_stage(letter: str, kind: str, has_bias: bool) -> StageRule:
+    formula = f"W_{letter} {letter}" + (" + b" if has_bias else "")
+    code = f"{letter.upper()} @ W_{letter}" + (" + bias" if has_bias else "")
+    return StageRule(f"hidden {letter}", f"the hidden layer of each {kind}", formula, formula, (kind, "hidden"), code)
+
 
 @dataclass(frozen=True, eq=False)
 class Custom(Score):
@@ -346,7 +520,7 @@ class Custom(Score):
     def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
         """Find the tensors that the function uses by calling it on a corner of q and k; they get gradients."""
         corners = upcast(q[..., :2, :].detach()), upcast(_repeat_heads(k[..., :3, :].detach(), q.shape[1]))
-        with _FindCapturedTensors(*corners) as captured:
+        with FindCapturedTensors(*corners) as captured:
             corner = self.function(*corners)
         expected = (*q.shape[:-2], min(2, q.shape[-2]), min(3, k.shape[-2]))
         if not isinstance(corner, Tensor) or tuple(corner.shape) != expected:
@@ -359,7 +533,7 @@ class Custom(Score):
         function, sources = self.function, tuple(captured.sources)
 
         def with_parameters(q: Tensor, k: Tensor, *parameters: Tensor) -> Tensor:
-            with _SubstituteTensors(sources, parameters):
+            with SubstituteTensors(sources, parameters):
                 return function(q, k)
 
         return ProductInputs(q, k, 1.0, sources, with_parameters if sources else function)
@@ -382,38 +556,6 @@ class Custom(Score):
 
     def formula(self) -> str:
         return f"{getattr(self.function, '__name__', type(self.function).__name__)}(q, k)"
-
-
-class _SubstituteTensors(TorchFunctionMode):
-    """Replaces the tensors that a function closes over."""
-
-    def __init__(self, sources: tuple[Tensor, ...], replacements: tuple[Tensor, ...]) -> None:
-        super().__init__()
-        self._replacements = {
-            id(source): replacement for source, replacement in zip(sources, replacements, strict=True)
-        }
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(lambda x: self._replacements.get(id(x), x), (args, kwargs or {}))
-        return function(*args, **kwargs)
-
-
-class _FindCapturedTensors(TorchFunctionMode):
-    """Collects the float tensors that a computation uses and did not compute."""
-
-    def __init__(self, *intermediates: Tensor) -> None:
-        super().__init__()
-        self.sources: list[Tensor] = []
-        self._intermediates = list(intermediates)
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for x in tree_leaves((args, kwargs)):
-            is_recorded = any(x is other for other in (*self._intermediates, *self.sources))
-            if isinstance(x, Tensor) and x.is_floating_point() and not is_recorded:
-                self.sources.append(x)
-        self._intermediates.extend(x for x in tree_leaves(result) if isinstance(x, Tensor))
-        return result
 
 
 @serializable

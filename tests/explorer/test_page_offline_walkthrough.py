@@ -1,11 +1,14 @@
 """The walkthrough that the page computes without Python equals `regard.steps`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from regard import mask
+from regard.explorer.api.expression_tree import EXPR_OPERATIONS, STAGE_OPERATIONS, expr_to_json, expression_tree
 from regard.explorer.api.registry import dispatch
-from regard.explorer.api.stage_templates import OFFLINE_NORMALIZERS
 from regard.explorer.api.walkthrough_api import MASK_CHOICES
 from regard.explorer.explorer import Explorer
 from tests.explorer.browser import Site, needs_chromium
@@ -37,7 +40,7 @@ def test_page_and_library_have_the_same_stages(site: Site, inputs: str) -> None:
     requests = [
         {**INPUTS[inputs], "mask": mask, "normalizer": normalizer, **options}
         for mask in MASK_CHOICES
-        for normalizer in OFFLINE_NORMALIZERS
+        for normalizer in dispatch(Explorer(), "stage_templates").values["normalizers"]
         for options in OPTIONS
     ]
     for params, response in zip(requests, offline_steps(site, requests), strict=True):
@@ -52,6 +55,62 @@ def test_page_and_library_have_the_same_stages(site: Site, inputs: str) -> None:
             if stage["name"] not in input_names:
                 for name in ("description", "formula", "axes"):
                     assert stage[name] == expected_stage[name], params
+
+
+def test_page_and_library_have_the_same_operations(site: Site) -> None:
+    script = """async () => {
+      const { OPERATIONS } = await import("./frontend/offline/expr-interpreter.js");
+      const { STAGE_OPERATIONS } = await import("./frontend/offline/stage-interpreter.js");
+      return [Object.keys(OPERATIONS), STAGE_OPERATIONS];
+    }"""
+    operations, stage_operations = site.page("view=steps").evaluate(script)
+    assert set(operations) == EXPR_OPERATIONS
+    assert set(stage_operations) == STAGE_OPERATIONS
+
+
+def test_page_evaluates_stages_as_torch_does(site: Site) -> None:
+    """Operations that the stages of the library do not use; a list per query aligns with the keys, as in torch."""
+    scores = torch.tensor([[0.5, -2.0, 1.5], [3.0, 0.25, -0.75], [-1.0, 2.0, 0.0]], dtype=torch.float64)
+    codes = [
+        "scores - scores.mean(-1)[:, None]",
+        "scores * scores.amin(-1)",
+        "scores.clamp(min=-1.0, max=1.0) + torch.minimum(scores, n_k - scores)",
+        "-torch.tanh(scores).square() + torch.expm1(scores)",
+        "torch.where(~(scores > 0) | (scores == 0.5), torch.exp2(scores), torch.log1p(torch.abs(scores)))",
+        "torch.floor(scores) + torch.ceil(scores) * torch.trunc(scores) - torch.sign(scores)",
+        "torch.sqrt(torch.exp(scores)) + torch.sin(scores) * torch.cos(scores)",
+        "(scores != 0) & (scores <= 2.0)",
+        "torch.log(torch.sigmoid(scores)) + torch.log2(torch.exp(scores))",
+    ]
+    rules = [{"name": code, "variable": "", "tree": expression_tree(code)} for code in codes]
+    script = """async ([rules, scores]) => {
+      const { normalizerStages } = await import("./frontend/offline/stage-interpreter.js");
+      return normalizerStages({ constants: {}, rules }, scores);
+    }"""
+    stages = site.page("view=steps").evaluate(script, [rules, scores.tolist()])
+    for code in codes:
+        expected = eval(code, {"torch": torch, "scores": scores, "n_k": 3})
+        assert flatten(stages[code]) == pytest.approx(flatten(expected.tolist()), rel=1e-12, abs=1e-12), code
+
+
+MASKS: list[Callable[..., Any]] = [
+    lambda b, h, i, j: (i - j) // 2 == j // 2,
+    lambda b, h, i, j: (i - j) % 3 != b + h,
+    lambda b, h, i, j: (j > i) ^ (i * j >= 4),
+    lambda b, h, i, j: torch.where(i == 1, j < 2, ~(j == 2)),
+    lambda b, h, i, j: torch.maximum(i, j) - torch.minimum(i, j) <= 1,
+]
+
+
+def test_page_evaluates_masks_as_the_library_does(site: Site) -> None:
+    masks = [mask.from_function(function) for function in MASKS]
+    script = """async (masks) => {
+      const { evaluateNodes } = await import("./frontend/offline/expr-interpreter.js");
+      const range = [0, 1, 2, 3];
+      return masks.map((nodes) => range.map((i) => range.map((j) => evaluateNodes(nodes, { b: 0, h: 0, i, j, p: i }))));
+    }"""
+    matrices = site.page("view=steps").evaluate(script, [expr_to_json(m.expr) for m in masks])
+    assert matrices == [m.to_dense(4, 4)[0, 0].tolist() for m in masks]
 
 
 def flatten(values: Any) -> list[float]:

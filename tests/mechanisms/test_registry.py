@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard.catalog_card import Mechanism
 from regard.errors import ArgumentError
-from regard.mechanisms.registry import Mechanism, to_markdown
+from regard.mechanisms.registry import to_markdown
 
 ROOT = Path(__file__).parents[2]
 CATALOG = regard.mechanisms.catalog()

@@ -27,25 +27,35 @@ from regard.expr.ir import Expr, apply, substitute, variable
 from regard.expr.serialize import materialize, serializable
 from regard.expr.shape_checks import check_scalar_or_per_head, require_one_per
 from regard.expr.trace import SCORE_VARIABLES, trace
+from regard.stage_rule import StageRule
 from regard.tensors.convert import ArrayLike, as_tensor
 from regard.tensors.nonfinite import isolate_nonfinite
 from regard.tensors.precision import upcast, upcast_like
 
+MODIFIER_STAGE = StageRule("modifier", "changed by a score modifier")
+
 
 @dataclass(frozen=True, eq=False)
 class ScoreModifier(ClosedExpr):
-    """An expression that modifies the score s of a query-key pair, as FlexAttention's `score_mod`."""
+    """An expression that modifies the score s of a query-key pair, as FlexAttention's `score_mod`.
+
+    `stage` has the name and the description of its stage in `regard.steps`, and its formulas if the expression is too
+    long to print.
+    """
+
+    stage: StageRule = MODIFIER_STAGE
 
 
-def as_score_modifier(value: Any) -> ClosedExpr:
+def as_score_modifier(value: Any) -> ScoreModifier:
     """Convert a score modifier, a function (s, b, h, i, j) or a bias tensor to a score modifier."""
     value = materialize(value)
-    if isinstance(value, ClosedExpr):
+    if isinstance(value, ScoreModifier):
         return value
     if isinstance(value, Tensor):
         return bias(value)
-    if callable(value):
-        return materialize(modifier(value))
+    if callable(value) and not isinstance(value, ClosedExpr):
+        traced: ScoreModifier = materialize(modifier(value))
+        return traced
     raise ArgumentError(
         f"a score modifier must be a function (s, b, h, i, j), a bias tensor or a modifier of regard.score; got "
         f"{type(value).__name__}."
@@ -58,10 +68,13 @@ def compose(first: ClosedExpr, second: ClosedExpr) -> ScoreModifier:
     return ScoreModifier(substitute(outer, {variable("s"): inner}), tensors, names, checks)
 
 
-def trace_builtin_modifier(function: Callable[..., Any], *variables: str, **options: Any) -> ScoreModifier:
-    """Trace a deterministic function into a score modifier; see `trace_builtin`."""
+def trace_builtin_modifier(
+    function: Callable[..., Any], *variables: str, stage: StageRule = MODIFIER_STAGE, **options: Any
+) -> ScoreModifier:
+    """Trace a deterministic function into a score modifier; see `trace_builtin` for the options."""
     traced = trace_builtin(function, *variables, **options)
-    return ScoreModifier(apply("to_float", traced.expr), traced.tensors, traced.tensor_names, traced.shape_checks)
+    expr = apply("to_float", traced.expr)
+    return ScoreModifier(expr, traced.tensors, traced.tensor_names, traced.shape_checks, stage)
 
 
 @serializable
@@ -103,6 +116,7 @@ def alibi(slopes: Tensor | None = None) -> ScoreModifier:
         tensor_names=("slopes",),
         deferred_tensor=deferred,
         shape_checks=checks,
+        stage=StageRule("alibi", "minus a slope times the distance"),
     )
 
 
@@ -140,7 +154,8 @@ def softcap(cap: float | Tensor) -> ScoreModifier:
     check_scalar_or_per_head(cap, "cap")
     if not isinstance(cap, Tensor) and not cap > 0:
         raise ArgumentError(f"cap must be greater than 0; got {cap}.")
-    return trace_builtin_modifier(lambda s: cap * torch.tanh(s / cap), "s", tensor_names=("cap",))
+    stage = StageRule("softcap", "tanh keeps every score below the cap")
+    return trace_builtin_modifier(lambda s: cap * torch.tanh(s / cap), "s", tensor_names=("cap",), stage=stage)
 
 
 @serializable
@@ -158,7 +173,8 @@ def bias(values: ArrayLike) -> ScoreModifier:
     if not values.is_floating_point():
         raise ArgumentError(f"a bias tensor must hold floats; got {values.dtype}. For a boolean mask use mask=.")
     entry, tensors, names, checks = broadcast_lookup(values, "bias")
-    return ScoreModifier(apply("add", variable("s"), entry), tensors, names, checks)
+    stage = StageRule("bias", "plus a number of each pair")
+    return ScoreModifier(apply("add", variable("s"), entry), tensors, names, checks, stage)
 
 
 @serializable
@@ -189,7 +205,13 @@ def t5_bias(table: Tensor, *, bidirectional: bool = True, max_distance: int = 12
     def add_bias(s: Any, h: Any, p: Any, j: Any) -> Any:
         return s + table[_t5_bucket(j - p, table.shape[0], bidirectional, max_distance), h]
 
-    return trace_builtin_modifier(add_bias, "s", "h", "p", "j", tensor_names=("table",), shape_checks=checks)
+    return trace_builtin_modifier(
+        add_bias,
+        *("s", "h", "p", "j"),
+        tensor_names=("table",),
+        shape_checks=checks,
+        stage=StageRule("t5_bias", "plus a learned number of the distance"),
+    )
 
 
 def _t5_bucket(distance: Any, num_buckets: int, bidirectional: bool, max_distance: int) -> Any:
@@ -226,6 +248,7 @@ def shaw_keys(table: Tensor, scale: float | None = None) -> ScoreModifier:
         *("s", "b", "h", "i", "p", "j"),
         tensor_names=("relative",),
         deferred_tensor=(products, TensorFromQueries(_QueryTableProduct(table, scale))),
+        stage=StageRule("shaw_keys", "plus the dot product of the query with a learned vector of the distance"),
     )
 
 

@@ -1,5 +1,6 @@
 """Published attention mechanisms; `catalog()` lists them with formula, paper, complexity and an example."""
 
+from regard.catalog_card import Mechanism
 from regard.mechanisms.axial import axial_attention, axial_attention_sum
 from regard.mechanisms.block_sparse import block_sparse_attention, topk_block_mask
 from regard.mechanisms.clustered import cluster_queries, clustered_attention
@@ -12,7 +13,7 @@ from regard.mechanisms.longformer import longformer_attention
 from regard.mechanisms.longnet import longnet_attention
 from regard.mechanisms.nystrom import nystrom_attention
 from regard.mechanisms.reformer import lsh_attention, lsh_bucket_ids
-from regard.mechanisms.registry import Catalog, Mechanism, catalog
+from regard.mechanisms.registry import Catalog, catalog
 from regard.mechanisms.routing import routing_attention, update_centroids
 from regard.mechanisms.seq2seq import (
     ContextVectors,

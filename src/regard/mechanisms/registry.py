@@ -2,48 +2,13 @@
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 from regard.argument_types import check_types
 from regard.cache import memoize
+from regard.catalog_card import CARDS, Mechanism, example_program
 from regard.errors import ArgumentError
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """One entry of the catalog.
-
-    `formula` is LaTeX without dollar signs. `exact` is True if the mechanism computes its paper's definition, or
-    softmax; `exactness` describes in what way. `time_complexity` and `memory_complexity` are functions of the length n
-    and the head dimension d, memory beyond inputs and output. `example` is a complete program. `reference_test` is the
-    pytest node id of the test against an independent implementation, and `note` describes that test's limits.
-    """
-
-    family: str
-    name: str
-    formula: str
-    paper: str
-    exact: bool
-    exactness: str
-    time_complexity: str
-    memory_complexity: str
-    example: str
-    reference_test: str
-    note: str
-
-    def __str__(self) -> str:
-        rows = [
-            ("formula", self.formula),
-            ("paper", self.paper),
-            ("exact" if self.exact else "approximate", self.exactness),
-            ("time", self.time_complexity),
-            ("memory", self.memory_complexity),
-            ("test", self.reference_test),
-            *([("note", self.note)] if self.note else []),
-        ]
-        lines = [f"{title:<12} {text}" for title, text in rows]
-        return "\n".join([self.name, *lines, "", *(f"    {line}" for line in self.example.splitlines())])
 
 
 class Catalog(tuple[Mechanism, ...]):
@@ -88,7 +53,14 @@ def catalog() -> Catalog:
     'n^2 d'
     """
     text = files("regard.mechanisms").joinpath("catalog.toml").read_text(encoding="utf8")
-    return Catalog(Mechanism(**entry) for entry in tomllib.loads(text)["mechanism"])
+    parsed = tomllib.loads(text)
+    entries = [*(_from_toml(entry) for entry in parsed["mechanism"]), *CARDS]
+    return Catalog(sorted(entries, key=lambda entry: parsed["families"].index(entry.family)))
+
+
+def _from_toml(entry: dict[str, Any]) -> Mechanism:
+    options = entry.pop("options", None)
+    return Mechanism(**entry) if options is None else Mechanism(**entry, example=example_program(options))
 
 
 @check_types

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.expr.ir import Expr
+from regard.stage_rule import QUERY_AXES, SCALAR_AXES, StageRule, StageRules
 
 RowState = tuple[Tensor, ...]
 LOG2_E = math.log2(math.e)
@@ -26,12 +27,14 @@ class RowNormalizer(ABC):
     Values per row have a last dimension of 1, except for the statistic that `normalize` returns, which has none.
 
     `statistic` is the name of the row statistic from which any weight follows, given its score; None if there is none.
-    `is_mergeable` is true if attention over parts of the keys can be merged by `merge_states`.
+    `is_mergeable` is true if attention over parts of the keys can be merged by `merge_states`. `stages` are the steps
+    from the scores to the weights that `regard.steps` shows; without them it shows the statistic and the weights.
     """
 
     name: ClassVar[str]
     statistic: ClassVar[str | None] = None
     is_mergeable: ClassVar[bool] = False
+    stages: ClassVar[StageRules] = ()
 
     @property
     def parameter(self) -> Expr | None:
@@ -90,6 +93,33 @@ class StreamingNormalizer(RowNormalizer):
         """
 
 
+EXP_STAGES = (
+    StageRule(
+        "minus maximum",
+        "minus the maximum of the row, so that exp cannot overflow; the weights do not change",
+        "s_ij - m_i",
+        "s_{ij} - m_i",
+        code="scores - row_maximum[:, None]",
+        value="scores - torch.where(row_maximum == -inf, 0.0, row_maximum)[:, None]",  # a fully masked row
+    ),
+    StageRule(
+        "exp",
+        "the exponential of each score; 0 for hidden pairs",
+        "exp(s_ij - m_i)",
+        "e^{s_{ij} - m_i}",
+        code="torch.exp(minus_maximum)",
+    ),
+)
+SOFTMAX_WEIGHTS = StageRule(
+    "weights",
+    "each number divided by the sum of its row",
+    "a_ij = exp(s_ij - m_i) / z_i",
+    r"a_{ij} = \frac{e^{s_{ij} - m_i}}{z_i}",
+    code="exp / row_sum[:, None]",
+    value="torch.where(row_sum[:, None] == 0, 0.0, exp / row_sum[:, None])",
+)
+
+
 @dataclass(frozen=True)
 class Softmax(StreamingNormalizer):
     """exp(s) / sum exp(s), computed relative to the row maximum; the statistic is lse = log sum exp(s)."""
@@ -97,6 +127,26 @@ class Softmax(StreamingNormalizer):
     name: ClassVar[str] = "softmax"
     statistic: ClassVar[str | None] = "lse"
     is_mergeable: ClassVar[bool] = True
+    stages: ClassVar[StageRules] = (
+        StageRule(
+            "row maximum",
+            "the largest score of each query",
+            "m_i = max_j s_ij",
+            r"m_i = \max_j s_{ij}",
+            QUERY_AXES,
+            "scores.amax(-1)",
+        ),
+        *EXP_STAGES,
+        StageRule(
+            "row sum",
+            "the sum of each row",
+            "z_i = Σ_j exp(s_ij - m_i)",
+            r"z_i = \sum_j e^{s_{ij} - m_i}",
+            QUERY_AXES,
+            "exp.sum(-1)",
+        ),
+        SOFTMAX_WEIGHTS,
+    )
 
     def normalize(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         has_keys = (scores != -torch.inf).any(-1, keepdim=True)
@@ -166,6 +216,15 @@ class Sigmoid(StreamingNormalizer):
     """1 / (1 + exp(-s)), elementwise; rows need not sum to 1."""
 
     name: ClassVar[str] = "sigmoid"
+    stages: ClassVar[StageRules] = (
+        StageRule(
+            "weights",
+            "the sigmoid of each score; a row may have any sum",
+            "a_ij = 1 / (1 + exp(-s_ij))",
+            r"a_{ij} = \sigma(s_{ij})",
+            code="torch.sigmoid(scores)",
+        ),
+    )
 
     def normalize(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return torch.sigmoid(scores), None
@@ -180,11 +239,33 @@ class Sigmoid(StreamingNormalizer):
         return gradient.mul_(weights * (1.0 - weights))
 
 
+def relu_stages(factor: str) -> StageRules:
+    """Return the stages of ReLU times a factor, an expression."""
+    return (
+        StageRule(
+            "positive",
+            "the score, or 0 if it is negative",
+            "max(s_ij, 0)",
+            r"\max(s_{ij}, 0)",
+            code="torch.relu(scores)",
+        ),
+        StageRule("factor", "the factor of every weight: 1 / n by default", "c", "c", SCALAR_AXES, value=factor),
+        StageRule(
+            "weights",
+            "times the factor; a row may have any sum",
+            "a_ij = c max(s_ij, 0)",
+            r"a_{ij} = c \max(s_{ij}, 0)",
+            code="positive * factor",
+        ),
+    )
+
+
 @dataclass(frozen=True)
 class Relu(StreamingNormalizer):
     """max(s, 0), elementwise; rows need not sum to 1."""
 
     name: ClassVar[str] = "relu"
+    stages: ClassVar[StageRules] = relu_stages("1.0")
 
     def normalize(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return torch.relu(scores), None

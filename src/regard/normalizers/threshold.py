@@ -10,14 +10,16 @@ can compute it tile by tile:
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.expr.ir import Expr, apply, constant, variable
 from regard.normalizers.streaming import RowNormalizer, Softmax
+from regard.stage_rule import QUERY_AXES, SCALAR_AXES, StageRule, StageRules
 
 _S, _NEGATIVE_INF = variable("s"), constant(-math.inf)
 MAX_NEWTON_STEPS = 64  # a few suffice in practice
@@ -35,6 +37,57 @@ class ThresholdNormalizer(RowNormalizer):
         """Return the modified score whose softmax gives the weights, as an expression of `s` and the threshold."""
 
 
+def entmax_threshold(variables: Mapping[str, Any]) -> Tensor:
+    """Return the threshold of each row; `parameter` is the exponent of each head."""
+    threshold = Entmax(constant(1.0)).normalize(variables["scores"], variables["parameter"].reshape(-1, 1, 1))[1]
+    assert threshold is not None
+    return threshold
+
+
+TAU = StageRule(
+    "tau",
+    "the threshold of each query, such that its weights sum to 1",
+    "τ_i with Σ_j a_ij = 1",
+    r"\tau_i : \sum_j a_{ij} = 1",
+    QUERY_AXES,
+    value=entmax_threshold,
+)
+ABOVE_TAU_STAGES = (
+    StageRule(
+        "support",
+        "which keys lie above the threshold: only these have a weight above 0",
+        "s_ij > τ_i",
+        r"s_{ij} > \tau_i",
+        code="scores > tau[:, None]",
+    ),
+    StageRule(
+        "above tau",
+        "the difference to the threshold, and 0 below it",
+        "max(s_ij - τ_i, 0)",
+        r"\max(s_{ij} - \tau_i, 0)",
+        code="torch.where(support, scores - tau[:, None], 0.0)",
+    ),
+)
+# tau = (sum of the c largest scores - 1) / c, for the largest c whose scores all exceed tau
+SPARSEMAX_TAU_CODE = """ordered = scores.sort(-1, descending=True).values
+sums = ordered.cumsum(-1)
+count = (1.0 + (1 + torch.arange(n_k)) * ordered > sums).sum(-1, keepdim=True)
+((sums.gather(-1, count - 1) - 1.0) / count).squeeze(-1)"""
+SPARSEMAX_STAGES = (
+    TAU._replace(code=SPARSEMAX_TAU_CODE, finite_only=True),
+    *ABOVE_TAU_STAGES,
+    StageRule(
+        "weights",
+        "the difference to the threshold",
+        "a_ij = max(s_ij - τ_i, 0)",
+        r"a_{ij} = \max(s_{ij} - \tau_i, 0)",
+        code="above_tau",
+        value="torch.where(torch.isnan(tau)[:, None], nan, above_tau)",
+        finite_only=True,
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Entmax(ThresholdNormalizer):
     """max(z - tau, 0)^exponent, with tau such that a row sums to 1. The scores are z = (alpha - 1) s.
@@ -44,6 +97,27 @@ class Entmax(ThresholdNormalizer):
 
     name: ClassVar[str] = "entmax"
     statistic: ClassVar[str | None] = "tau"
+    stages: ClassVar[StageRules] = (
+        TAU,
+        *ABOVE_TAU_STAGES,
+        StageRule(
+            "exponent",
+            "the exponent of entmax",
+            "p = 1 / (α - 1)",
+            r"p = \frac{1}{\alpha - 1}",
+            SCALAR_AXES,
+            value="parameter",
+        ),
+        StageRule(
+            "weights",
+            "the difference to the threshold, to the power of 1 / (α - 1)",
+            "a_ij = max(s_ij - τ_i, 0)^p",
+            r"a_{ij} = \max(s_{ij} - \tau_i, 0)^p",
+            code="above_tau ** exponent",
+            value="torch.where(torch.isnan(tau)[:, None], nan, above_tau ** exponent)",
+            finite_only=True,
+        ),
+    )
 
     exponent: Expr
 
@@ -121,12 +195,35 @@ def _newton_step(scores: Tensor, tau: Tensor, exponent: Tensor) -> Tensor:
     return torch.where(torch.isnan(scores).any(-1, keepdim=True), torch.nan, torch.where(is_empty, 0.0, step))
 
 
+def topk_threshold(variables: Mapping[str, Any]) -> Tensor:
+    """Return a number between the k largest scores of each row and the others; `k` defaults to 1."""
+    return _topk_threshold(variables["scores"], variables.get("k", 1)).squeeze(-1)
+
+
 @dataclass(frozen=True)
 class TopK(ThresholdNormalizer):
     """Softmax over the k largest scores of a row and all scores equal to the k-th, in the computed precision."""
 
     name: ClassVar[str] = "topk"
     statistic: ClassVar[str | None] = "threshold"
+    stages: ClassVar[StageRules] = (
+        StageRule(
+            "threshold",
+            "a number between the $k largest scores of a row and the others; ties stay above it",
+            "t_i",
+            "t_i",
+            QUERY_AXES,
+            value=topk_threshold,
+        ),
+        StageRule(
+            "top-k scores",
+            "the $k largest scores of each row; the others are hidden",
+            "s_ij where s_ij ≥ t_i, -∞ elsewhere",
+            r"s_{ij} \text{ where } s_{ij} \geq t_i, -\infty \text{ elsewhere}",
+            code="torch.where(scores < threshold[:, None], -inf, scores)",
+        ),
+        *(rule.with_variables({"scores": "top_k_scores"}) for rule in Softmax.stages),
+    )
 
     k: int
 
@@ -143,6 +240,9 @@ class TopK(ThresholdNormalizer):
         return apply("where", apply("lt", _S, threshold), _NEGATIVE_INF, _S)
 
 
+HARDMAX_CODE = "largest / largest.double().sum(-1).clamp(min=1.0)[:, None]"
+
+
 @dataclass(frozen=True)
 class Hardmax(ThresholdNormalizer):
     """All weight on the largest score of a row, shared equally by ties in the computed precision.
@@ -152,6 +252,28 @@ class Hardmax(ThresholdNormalizer):
 
     name: ClassVar[str] = "hardmax"
     statistic: ClassVar[str | None] = "threshold"
+    stages: ClassVar[StageRules] = (
+        StageRule(
+            "threshold",
+            "a number between the largest score of a row and the next",
+            "t_i",
+            "t_i",
+            QUERY_AXES,
+            value=topk_threshold,
+        ),
+        StageRule(
+            "largest", "which keys score highest", "s_ij ≥ t_i", r"s_{ij} \geq t_i", code="scores >= threshold[:, None]"
+        ),
+        StageRule(
+            "weights",
+            "all weight on the largest score; keys that tie share it",
+            "a_ij = 1 / number of the largest",
+            r"a_{ij} = \frac{[s_{ij} \geq t_i]}{\sum_l [s_{il} \geq t_i]}",
+            code=HARDMAX_CODE,
+            value=f"{HARDMAX_CODE} + 0.0 * scores.amax(-1).clamp(min=0.0)[:, None]",  # nan if a score is nan or inf
+            finite_only=True,
+        ),
+    )
 
     def normalize(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         threshold = self.threshold(scores)

@@ -1,16 +1,12 @@
 """A stage of a walkthrough: a tensor with its name, description, formula and code."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from regard.stage_rule import variable_name
 from regard.walkthrough.stages.templates import StageTemplate
-
-PAIR_AXES, QUERY_AXES = ("query", "key"), ("query",)
-QUERY_FEATURE_AXES, KEY_FEATURE_AXES = ("query", "feature"), ("key", "feature")
-SCALAR_AXES: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,15 +45,6 @@ class Stage:
         return replace(self, batch=batch, head=head)
 
 
-def variable_name(name: str) -> str:
-    """Return a name as a Python identifier.
-
-    >>> variable_name("row maximum")
-    'row_maximum'
-    """
-    return re.sub(r"\W", "_", name)
-
-
 @dataclass(frozen=True, eq=False)
 class StageTensor:
     """The tensor of a stage, (batch, heads, ...), and its variable name in code."""
@@ -82,13 +69,13 @@ class StageBuilder:
     ) -> StageTensor:
         """Append a stage, with `substitutions` for the placeholders of its template.
 
-        `code` is an expression, or a function from the variable's name to lines of code. Without code, the program
-        contains the numbers.
+        `code` is an expression, which lines may precede, or a function from the variable's name to lines of code.
+        Without code, the program contains the numbers.
         """
         name, description, formula, latex = template.fill(substitutions)
         name = self._unused_name(name)
         variable = variable_name(name)
-        lines = code(variable) if callable(code) else f"{variable} = {code}" if code else ""
+        lines = code(variable) if callable(code) else _assign(variable, code)
         tensor = tensor[(None,) * (2 + len(axes) - tensor.dim())]  # heads may share a tensor without their dimensions
         self.stages.append(Stage(name, description, formula, latex, axes, tensor, lines))
         return StageTensor(tensor, variable)
@@ -96,3 +83,8 @@ class StageBuilder:
     def _unused_name(self, name: str) -> str:
         used = {stage.name for stage in self.stages}
         return next(n for n in (name, *(f"{name} {count}" for count in range(2, len(used) + 3))) if n not in used)
+
+
+def _assign(variable: str, code: str) -> str:
+    *lines, expression = code.split("\n")
+    return "\n".join([*lines, f"{variable} = {expression}"]) if code else ""

@@ -5,6 +5,7 @@ import torch
 
 import regard
 from regard.errors import ArgumentError
+from regard.explorer.api.expression_tree import UnsupportedOffline, expression_tree
 from regard.explorer.api.registry import dispatch
 from regard.explorer.api.walkthrough_api import MASK_CHOICES, NORMALIZER_CHOICES
 from regard.explorer.explorer import Explorer
@@ -66,6 +67,28 @@ def test_the_examples_give_the_corrected_numbers() -> None:
     assert examples["dog-ate-dinner"]["output"][0] == pytest.approx([1.274714, 2.363713], abs=1e-6)
     assert examples["three-tokens"]["weights"][0] == pytest.approx([0.391114, 0.296221, 0.312664], abs=1e-6)
     assert all(example["corrections"] for example in values["examples"])
+
+
+def test_the_page_computes_every_option_whose_operations_it_supports() -> None:
+    templates = dispatch(Explorer(), "stage_templates").values
+    assert ["none", *templates["masks"]] == list(templates["formulas"]) == list(MASK_CHOICES)
+    assert set(NORMALIZER_CHOICES) - set(templates["normalizers"]) == {"gumbel", "kernel", "sinkhorn(5)"}
+    assert templates["normalizers"]["entmax(1.5)"]["constants"] == {"parameter": 2.0}
+
+
+@pytest.mark.parametrize(
+    "code, operation",
+    [
+        ("torch.cumsum(scores)", "cumsum"),
+        ("scores.sum(-2)", "sum"),
+        ("scores.amax(-1, keepdim=True)", "amax"),
+        ("scores[0]", r"scores\[0\]"),
+        ("f(scores)", r"f\(scores\)"),
+    ],
+)
+def test_other_operations_need_python(code: str, operation: str) -> None:
+    with pytest.raises(UnsupportedOffline, match=f"^{operation}$"):
+        expression_tree(code)
 
 
 def test_the_code_runs_and_ends_with_the_output() -> None:

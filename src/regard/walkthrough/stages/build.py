@@ -10,11 +10,12 @@ from regard.backends.shared.dropout import dropout_mask
 from regard.feature_map import FeatureMapScore
 from regard.normalizers.threshold import ThresholdNormalizer
 from regard.score import RelativeValues
+from regard.stage_rule import KEY_FEATURE_AXES, MATRIX_AXES, PAIR_AXES, QUERY_FEATURE_AXES
 from regard.walkthrough.expanded_call import ExpandedCall
 from regard.walkthrough.projection import add_token_stages
-from regard.walkthrough.stage import KEY_FEATURE_AXES, PAIR_AXES, QUERY_FEATURE_AXES, Stage, StageBuilder, StageTensor
+from regard.walkthrough.stage import Stage, StageBuilder, StageTensor
 from regard.walkthrough.stages.modifiers_and_mask import add_mask_stages, add_modifier_stage, score_modifiers
-from regard.walkthrough.stages.normalizers import add_normalizer_modifier_stage, add_weight_stages
+from regard.walkthrough.stages.normalizers import add_weight_stages
 from regard.walkthrough.stages.scores import add_score_stages
 from regard.walkthrough.stages.templates import INPUT_TEMPLATES, OUTPUT_TEMPLATES
 
@@ -34,8 +35,9 @@ def build_stages(call: ExpandedCall, inputs: Mapping[str, Any], v: Tensor) -> li
     score = add_score_stages(builder, call, q, k)
     for modifier in score_modifiers(call.parsed_call.score):
         score = add_modifier_stage(builder, call, modifier, score)
-    score = add_normalizer_modifier_stage(builder, call, score)
     is_kernel = isinstance(call.parsed_call.score, FeatureMapScore)
+    if call.parsed_call.normalizer.score_mod is not None and not is_kernel:  # a kernel has no logarithms of its scores
+        score = add_modifier_stage(builder, call, call.parsed_call.normalizer.score_mod, score)
     score, visible = add_mask_stages(builder, call, score, 0.0 if is_kernel else -torch.inf)
     weights = add_weight_stages(builder, call, score, visible)
     dropped_out = _add_dropout_stages(builder, call, weights)
@@ -108,7 +110,7 @@ def _add_relative_value_stages(
     builder: StageBuilder, call: ExpandedCall, relative: RelativeValues, weights: StageTensor
 ) -> StageTensor:
     """Add the stages of relative values, which depend on the distance of query and key."""
-    table = builder.add(OUTPUT_TEMPLATES["relative value table"], relative.table.detach().double(), ("row", "feature"))
+    table = builder.add(OUTPUT_TEMPLATES["relative value table"], relative.table.detach().double(), MATRIX_AXES)
     max_distance = relative.max_distance
     p, j = (torch.as_tensor(call.positions[name]) for name in "pj")
     rows = ((j - p).clamp(-max_distance, max_distance) + max_distance).expand(call.positions.shape)

@@ -5,23 +5,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.expr.closed_expr import ClosedExpr
 from regard.expr.evaluate import Evaluator
 from regard.expr.hidden_pairs import effective_mask
 from regard.expr.ir import TRUE, Expr
 from regard.expr.printing import to_latex, to_text
-from regard.expr.score_modifier import as_score_modifier
+from regard.expr.score_modifier import ScoreModifier, as_score_modifier
 from regard.expr.serialize import materialize
 from regard.score import Score
+from regard.stage_rule import PAIR_AXES
 from regard.walkthrough.expanded_call import ExpandedCall
 from regard.walkthrough.render.expr_code import has_few_operations, tensor_literal, torch_expression
-from regard.walkthrough.stage import PAIR_AXES, StageBuilder, StageTensor
-from regard.walkthrough.stages.templates import ABBREVIATED_FORMULAS, MASK_TEMPLATES, MODIFIER_DESCRIPTIONS
+from regard.walkthrough.stage import StageBuilder, StageTensor
+from regard.walkthrough.stages.templates import MASK_TEMPLATES
 
 VISIBLE_LATEX = r"s_{ij} > -\infty"
+LONG_FORMULA = "f(s, b, h, i, j)"
 
 
-def score_modifiers(score: Score) -> list[ClosedExpr]:
+def score_modifiers(score: Score) -> list[ScoreModifier]:
     """Return the modifiers of a score: one by one if it was built by `then`, else all of them in one."""
     if score.score_mod is None:
         return []
@@ -33,12 +34,10 @@ def score_modifiers(score: Score) -> list[ClosedExpr]:
 
 
 def add_modifier_stage(
-    builder: StageBuilder, call: ExpandedCall, modifier: ClosedExpr, score: StageTensor, name: str = ""
+    builder: StageBuilder, call: ExpandedCall, modifier: ScoreModifier, score: StageTensor
 ) -> StageTensor:
-    """Add the stage of the modified scores, named after the modifier or `name`."""
-    constructor = "" if modifier.constructor_call is None else modifier.constructor_call.constructor.rpartition(".")[2]
-    name = name or (constructor if constructor in MODIFIER_DESCRIPTIONS else "modifier")
-    spec, query_offset = call.parsed_call.spec, call.parsed_call.query_offset
+    """Add the stage of the modified scores."""
+    stage, spec, query_offset = modifier.stage, call.parsed_call.spec, call.parsed_call.query_offset
     tensors = tuple(t.detach() for t in modifier.resolve_tensors(spec.score_shape, query_offset, call.q))
     evaluator = Evaluator(tensors, call.positions, score.tensor, torch.float64)
     modified = evaluator.score_value(modifier.expr).expand(call.positions.shape)
@@ -47,7 +46,7 @@ def add_modifier_stage(
     formulas = (
         (to_text(modifier.expr, modifier.tensor_names), to_latex(modifier.expr, modifier.tensor_names))
         if has_formula
-        else ABBREVIATED_FORMULAS.get(name, ABBREVIATED_FORMULAS["modifier"])
+        else (stage.formula or LONG_FORMULA, stage.latex or LONG_FORMULA)
     )
     return builder.add(
         MASK_TEMPLATES["modifier"],
@@ -56,14 +55,14 @@ def add_modifier_stage(
         (lambda variable: _modifier_code(variable, modifier, tensors, score.variable))
         if has_formula and evaluator.out_of_range is None
         else "",
-        name=name,
-        description=MODIFIER_DESCRIPTIONS[name],
+        name=stage.name,
+        description=stage.description,
         formula=formulas[0],
         latex=formulas[1],
     )
 
 
-def _modifier_code(variable: str, modifier: ClosedExpr, tensors: Sequence[Tensor], score: str) -> str:
+def _modifier_code(variable: str, modifier: ScoreModifier, tensors: Sequence[Tensor], score: str) -> str:
     names = _captured_names(variable, modifier.tensor_names, tensors)
     captured = [f"{names[n]} = {tensor_literal(tensors[n])}" for n in sorted(modifier.expr.captured_slots)]
     return "\n".join([*captured, f"{variable} = {torch_expression(modifier.expr, names, score)}"])

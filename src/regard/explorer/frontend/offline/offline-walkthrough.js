@@ -1,13 +1,7 @@
 // Computes the walkthrough of attention on small matrices, for exported files, which have no Python.
 
-import { normalizerStages } from "./offline-normalizers.js";
-
-/** Whether the query at position p may attend to the key at position j. */
-const MASKS = {
-  causal: (p, j) => j <= p,
-  "sliding_window(2)": (p, j) => Math.abs(p - j) < 2,
-  "causal & sliding_window(2)": (p, j) => j <= p && p - j < 2,
-};
+import { evaluateNodes } from "./expr-interpreter.js";
+import { normalizerStages } from "./stage-interpreter.js";
 
 /** The response of steps; null for other endpoints, and for options that need Python. */
 export async function offlineSteps(storedResponse, name, params) {
@@ -15,8 +9,8 @@ export async function offlineSteps(storedResponse, name, params) {
   const templates = await storedResponse("stage_templates", {});
   const { mask = "none", normalizer = "softmax", tokens = null } = params;
   const descriptions = templates?.values.stages[normalizer];
-  if (!descriptions || (mask !== "none" && !MASKS[mask])) return null;
-  const numbers = computeStages({ ...params, mask, normalizer });
+  if (!descriptions || (mask !== "none" && !templates.values.masks[mask])) return null;
+  const numbers = computeStages(params, templates.values.masks[mask], templates.values.normalizers[normalizer]);
   const overrides = stageOverrides(params, numbers.Q[0].length, templates.values.visibility_formulas[mask]);
   const stages = Object.entries(numbers).map(([stage, values]) => ({
     name: stage,
@@ -50,8 +44,8 @@ function adjustFormula(formula, { scale = null, temperature = null }) {
     : scaled.replace(score, `s / ${temperature} with s = ${score}`);
 }
 
-/** The values of every stage by name, in order. */
-function computeStages({ mask, normalizer, temperature = null, scale = null, ...matrices }) {
+/** The values of every stage by name, in order; without a mask, `maskNodes` is undefined. */
+function computeStages({ temperature = null, scale = null, ...matrices }, maskNodes, normalizer) {
   const stages = projectInputs(matrices);
   checkShapes(stages);
   const { Q, K, V } = stages;
@@ -60,14 +54,21 @@ function computeStages({ mask, normalizer, temperature = null, scale = null, ...
   stages.scaled = mapMatrix(stages.products, (s) => (scale === null ? s / Math.sqrt(headDim) : s * scale));
   let score = stages.scaled;
   if (temperature !== null) score = stages.modifier = mapMatrix(score, (s) => s / temperature);
-  if (normalizer === "entmax(1.5)") score = stages["times alpha minus 1"] = mapMatrix(score, (s) => s * 0.5);
-  if (mask !== "none") {
-    stages.visible = score.map((row, i) => row.map((_, j) => MASKS[mask](K.length - Q.length + i, j)));
+  const evaluatePairs = (nodes) =>
+    score.map((row, i) => row.map((s, j) => evaluateNodes(nodes, pairVariables(s, i, j, Q.length, K.length))));
+  if (normalizer.modifier) score = stages[normalizer.modifier.name] = evaluatePairs(normalizer.modifier.nodes);
+  if (maskNodes) {
+    stages.visible = evaluatePairs(maskNodes);
     score = stages.masked = score.map((row, i) => row.map((s, j) => (stages.visible[i][j] ? s : -Infinity)));
   }
   Object.assign(stages, normalizerStages(normalizer, score));
   stages.output = product(stages.weights, V);
   return stages;
+}
+
+/** The variables of an expression; `p` is the position of the query among the keys. */
+function pairVariables(s, i, j, n_q, n_k) {
+  return { s, b: 0, h: 0, i, j, p: n_k - n_q + i, n_q, n_k };
 }
 
 /** Q, K and V; with X and the projection matrices if they are given. */

@@ -94,7 +94,7 @@ async function begin(context, parts) {
 async function availableOptions(context) {
   if (context.source.kind !== "file") return { hasDropout: true };
   const { values } = await context.requestCached("stage_templates", {});
-  return { normalizers: Object.keys(values.stages), hasDropout: false };
+  return { masks: Object.keys(values.formulas), normalizers: Object.keys(values.stages), hasDropout: false };
 }
 
 /** Loads the matrices of an example. */
