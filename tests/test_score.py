@@ -35,7 +35,7 @@ def scores(score_function: Score, q: Tensor, k: Tensor) -> Tensor:
         u = u if u.dim() == 1 else u[:, None, None]
         return (torch.tanh(inputs.q.unsqueeze(-2) + k.unsqueeze(-3)) * u).sum(-1)
     assert score_function.kind == "dot"
-    return inputs.q @ k.mT * inputs.scale
+    return inputs.q @ k.mT * score_function.product_scale(q.shape[-1])
 
 
 def pairwise(f: Callable[[Tensor, Tensor, int], Tensor], q: Tensor, k: Tensor) -> Tensor:

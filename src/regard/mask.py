@@ -292,7 +292,7 @@ def _parse_score_shape(
     return (batch_size, num_heads, n_q, n_k), n_k - n_q if query_offset is None else query_offset
 
 
-def _trace_builtin_mask(function: Callable[..., Any], *variables: str, **options: Any) -> Mask:
+def trace_builtin_mask(function: Callable[..., Any], *variables: str, **options: Any) -> Mask:
     traced = trace_builtin(function, *variables, **options)
     return Mask(traced.expr, traced.tensors, traced.tensor_names, traced.shape_checks)
 
@@ -343,7 +343,7 @@ def tensor(values: ArrayLike) -> Mask:
     return Mask(*broadcast_lookup(values, "mask"))
 
 
-_CAUSAL = _trace_builtin_mask(lambda p, j: j <= p, "p", "j")
+_CAUSAL = trace_builtin_mask(lambda p, j: j <= p, "p", "j")
 
 
 @example("causal")
@@ -378,7 +378,7 @@ def sliding_window(before: int, after: int | None = None) -> Mask:
     _check_min(1, before=before)
     after = before if after is None else after
     _check_min(1, after=after)
-    return _trace_builtin_mask(lambda p, j: (p - before < j) & (j < p + after), "p", "j")
+    return trace_builtin_mask(lambda p, j: (p - before < j) & (j < p + after), "p", "j")
 
 
 @serializable
@@ -396,7 +396,7 @@ def dilated(window_size: int, dilation: int) -> Mask:
     ··█·█
     """
     _check_min(1, window_size=window_size, dilation=dilation)
-    return _trace_builtin_mask(lambda p, j: ((p - j) % dilation == 0) & (abs(p - j) < window_size * dilation), "p", "j")
+    return trace_builtin_mask(lambda p, j: ((p - j) % dilation == 0) & (abs(p - j) < window_size * dilation), "p", "j")
 
 
 @serializable
@@ -415,8 +415,8 @@ def chunked(chunk_size: int, look_back: int = 0) -> Mask:
     _check_min(1, chunk_size=chunk_size)
     _check_min(0, look_back=look_back)
     if look_back == 0:
-        return _trace_builtin_mask(lambda p, j: p // chunk_size == j // chunk_size, "p", "j")
-    return _trace_builtin_mask(
+        return trace_builtin_mask(lambda p, j: p // chunk_size == j // chunk_size, "p", "j")
+    return trace_builtin_mask(
         lambda p, j: (j // chunk_size <= p // chunk_size) & (p // chunk_size - j // chunk_size <= look_back), "p", "j"
     )
 
@@ -437,7 +437,7 @@ def strided(stride: int) -> Mask:
     ·█·███
     """
     _check_min(1, stride=stride)
-    return _trace_builtin_mask(lambda p, j: (j <= p) & ((p - j <= stride) | ((p - j) % stride == 0)), "p", "j")
+    return trace_builtin_mask(lambda p, j: (j <= p) & ((p - j <= stride) | ((p - j) % stride == 0)), "p", "j")
 
 
 @serializable
@@ -458,7 +458,7 @@ def fixed(stride: int, num_summary_keys: int = 1) -> Mask:
     """
     _check_min(1, stride=stride, num_summary_keys=num_summary_keys)
     first = stride - num_summary_keys
-    return _trace_builtin_mask(lambda p, j: (j <= p) & ((j // stride == p // stride) | (j % stride >= first)), "p", "j")
+    return trace_builtin_mask(lambda p, j: (j <= p) & ((j // stride == p // stride) | (j % stride >= first)), "p", "j")
 
 
 @serializable
@@ -478,8 +478,8 @@ def padding(lengths: IntSequence, side: str = "right") -> Mask:
     checks = (require_one_per("padding lengths", lengths, 0, "batch"),)
     options = {"tensor_names": ("lengths",), "shape_checks": checks}
     if side == "right":
-        return _trace_builtin_mask(lambda b, j: j < lengths[b], "b", "j", **options)
-    return _trace_builtin_mask(lambda b, j, n_k: j >= n_k - lengths[b], "b", "j", "n_k", **options)
+        return trace_builtin_mask(lambda b, j: j < lengths[b], "b", "j", **options)
+    return trace_builtin_mask(lambda b, j, n_k: j >= n_k - lengths[b], "b", "j", "n_k", **options)
 
 
 @serializable
@@ -508,7 +508,7 @@ def document(document_ids: IntSequence, key_document_ids: IntSequence | None = N
             if document_ids.dim() == 2
             else (lambda b, p, j: document_ids[p] == document_ids[j])
         )
-        return _trace_builtin_mask(same_document, "b", "p", "j", tensor_names=("documents",), shape_checks=checks)
+        return trace_builtin_mask(same_document, "b", "p", "j", tensor_names=("documents",), shape_checks=checks)
     keys = _as_int_tensor(key_document_ids, "document ids of the keys")
     checks = (
         *(require_one_per("document ids of the queries", document_ids, -1, "n_q"), *_batch_checks(document_ids)),
@@ -516,14 +516,14 @@ def document(document_ids: IntSequence, key_document_ids: IntSequence | None = N
     )
     options = {"tensor_names": ("documents_q", "documents_k"), "shape_checks": checks}
     if document_ids.dim() == 2:
-        return _trace_builtin_mask(
+        return trace_builtin_mask(
             lambda b, i, j: document_ids[b, i] == (keys[b, j] if keys.dim() == 2 else keys[j]),
             "b",
             "i",
             "j",
             **options,
         )
-    return _trace_builtin_mask(
+    return trace_builtin_mask(
         lambda b, i, j: document_ids[i] == (keys[b, j] if keys.dim() == 2 else keys[j]), "b", "i", "j", **options
     )
 
@@ -543,10 +543,10 @@ def prefix(length: int | IntSequence) -> Mask:
     """
     if isinstance(length, int):
         _check_min(0, length=length)
-        return _trace_builtin_mask(lambda j: j < length, "j")
+        return trace_builtin_mask(lambda j: j < length, "j")
     lengths = _as_int_tensor(length, "prefix lengths")
     checks = (require_one_per("prefix lengths", lengths, 0, "batch"),)
-    return _trace_builtin_mask(lambda b, j: j < lengths[b], "b", "j", tensor_names=("prefix",), shape_checks=checks)
+    return trace_builtin_mask(lambda b, j: j < lengths[b], "b", "j", tensor_names=("prefix",), shape_checks=checks)
 
 
 @serializable
@@ -573,7 +573,7 @@ def global_tokens(indices: IntSequence) -> Mask:
         query_index = torch.where(p < 0, end, torch.clamp(p, max=end))
         return is_global[torch.clamp(j, max=end)] | is_global[query_index]
 
-    return _trace_builtin_mask(query_or_key_is_global, "p", "j", tensor_names=("is_global",))
+    return trace_builtin_mask(query_or_key_is_global, "p", "j", tensor_names=("is_global",))
 
 
 @serializable
@@ -591,7 +591,7 @@ def random_blocks(block_size: int, num_blocks: int, seed: int = 0) -> Mask:
     _check_min(0, num_blocks=num_blocks, seed=seed)
     placeholder = torch.zeros(1, 1, dtype=torch.bool)
     table = TensorFromShape(_RandomBlockTable(block_size, num_blocks, seed))
-    return _trace_builtin_mask(
+    return trace_builtin_mask(
         lambda i, j: placeholder[i // block_size, j // block_size],
         *("i", "j"),
         tensor_names=("selected",),
@@ -685,9 +685,9 @@ def bigbird(
             | (j // block_size > last)
         )
 
-    result = _trace_builtin_mask(is_local, "p", "j")
+    result = trace_builtin_mask(is_local, "p", "j")
     if num_global_blocks:
-        result = result | _trace_builtin_mask(is_global, "p", "j", "n_k")
+        result = result | trace_builtin_mask(is_global, "p", "j", "n_k")
     return result | random_blocks(block_size, num_random_blocks, seed) if num_random_blocks else result
 
 

@@ -102,11 +102,10 @@ SQUARED_DISTANCES = StageRule(
 
 
 class ProductInputs(NamedTuple):
-    """Inputs of a backend's product: transformed q and k, scale, parameters, and the function of a custom score."""
+    """Inputs of a backend's product: transformed q and k, parameters, and the function of a custom score."""
 
     q: Tensor
     k: Tensor
-    scale: float = 1.0
     parameters: tuple[Tensor, ...] = ()
     score_function: TileFunction | None = None
 
@@ -181,6 +180,10 @@ class Score:
         isolated_q, isolated_k = isolate_nonfinite(prepare_rows, q, k)
         return prepared[0]._replace(q=isolated_q, k=isolated_k)
 
+    def product_scale(self, head_dim: int) -> float:
+        """Return the factor of the product that backends compute, for q of dimension `head_dim`."""
+        return 1.0
+
     def product_dim(self, head_dim: int) -> int:
         """Return the head dimension of the product that backends compute, for q of dimension `head_dim`."""
         return head_dim
@@ -221,7 +224,12 @@ class ScaledDot(Score):
     def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
         if isinstance(self.scale, Tensor):
             return ProductInputs(upcast(q) * _broadcast_per_head(self.scale), upcast(k))
-        return ProductInputs(q, k, 1.0 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale)
+        return ProductInputs(q, k)
+
+    def product_scale(self, head_dim: int) -> float:
+        if isinstance(self.scale, Tensor):
+            return 1.0
+        return 1.0 / math.sqrt(head_dim) if self.scale is None else float(self.scale)
 
     def formula(self) -> str:
         return (
@@ -304,11 +312,10 @@ class Cosine(Score):
 
     def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
         q, k = (torch.nn.functional.normalize(upcast(x), dim=-1) for x in (q, k))
-        return (
-            ProductInputs(q * _broadcast_per_head(self.scale), k)
-            if isinstance(self.scale, Tensor)
-            else ProductInputs(q, k, self.scale)
-        )
+        return ProductInputs(q * _broadcast_per_head(self.scale) if isinstance(self.scale, Tensor) else q, k)
+
+    def product_scale(self, head_dim: int) -> float:
+        return 1.0 if isinstance(self.scale, Tensor) else float(self.scale)
 
     def formula(self) -> str:
         return "cos(q, k) · " + ("scale" if isinstance(self.scale, Tensor) else f"{self.scale:g}")
@@ -461,7 +468,7 @@ class Additive(Score):
         if self.bias is not None:
             q = q + upcast_like(self.bias, q).unsqueeze(-2)  # (heads, 1, hidden_dim), or (1, hidden_dim) for all heads
         u = self.u[0] if self.u.shape[:-1] == (1,) else self.u
-        return ProductInputs(q, upcast(k) @ upcast_like(self.w_k, k), 1.0, (upcast_like(u, q),))
+        return ProductInputs(q, upcast(k) @ upcast_like(self.w_k, k), (upcast_like(u, q),))
 
     def product_dim(self, head_dim: int) -> int:
         return int(self.u.shape[-1])
@@ -536,7 +543,7 @@ class Custom(Score):
             with SubstituteTensors(sources, parameters):
                 return function(q, k)
 
-        return ProductInputs(q, k, 1.0, sources, with_parameters if sources else function)
+        return ProductInputs(q, k, sources, with_parameters if sources else function)
 
     def _check_one_head(self, q: Tensor, k: Tensor, scores: Tensor) -> None:
         """Raise if the scores of one head depend on the other heads in the call."""

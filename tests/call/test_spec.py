@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import regard
 from regard import mask, normalizer, score
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
@@ -127,11 +128,19 @@ def test_spec_has_the_kind_scale_and_head_dim_of_the_score(option: Any, kind: st
     assert (parsed_spec.score_kind, parsed_spec.scale, parsed_spec.head_dim) == (kind, scale, head_dim)
 
 
-def test_scale_of_the_spec_is_that_of_the_prepared_score() -> None:
-    """The scale in the spec and the scale of the preparation are the same number."""
+class HalvedDot(score.Score):
+    """A score class of one's own with a scale, but no field of that name."""
+
+    def product_scale(self, head_dim: int) -> float:
+        return 0.5 / head_dim
+
+
+def test_a_score_class_sets_the_scale_of_its_product() -> None:
     q, k, v = tensors(1, 2, 5, 4)
-    for option in (score.dot(), score.scaled_dot(), score.scaled_dot(0.7), score.cosine(3.0), score.gaussian(0.5)):
-        assert spec(q, k, v, score=option).scale == option.prepare(q, k).scale
+    assert spec(q, k, v, score=HalvedDot()).scale == 0.125
+    for backend in (None, "reference"):
+        output = regard.attention(q, k, v, score=HalvedDot(), backend=backend)
+        torch.testing.assert_close(output, regard.attention(q, k, v, score=score.scaled_dot(0.125)))
 
 
 CHOICES: dict[str, Callable[[], dict[str, Any]]] = {

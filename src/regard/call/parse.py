@@ -139,7 +139,7 @@ def _parse_options(options: OptionKey) -> ParsedOptions:
         dtype=dtype,
         device="cpu" if device.type == "meta" else device.type,  # shapes without tensors: assume the CPU
         score_kind=score.kind,
-        scale=_product_scale(score, head_dims[0]),
+        scale=score.product_scale(head_dims[0]),
         score_dtype=torch.float64 if torch.float64 in (dtype, score.min_dtype) else torch.float32,
         score_mod=score_mod,
         mask=mask_expr,
@@ -297,17 +297,6 @@ def _parse_seed(seed: int | None, dropout: float) -> int:
     if seed is None:
         return int(torch.randint(2**62, ())) if dropout else 0
     return integer(seed, "seed", at_least=-(2**63), at_most=2**63 - 1)
-
-
-def _product_scale(score: Score, head_dim: int) -> float:
-    """The scale of the dot product. If it depends on head_dim, prepare empty tensors to learn it."""
-    scale = getattr(score, "scale", 1.0)
-    if isinstance(scale, Tensor) or score.kind != "dot":
-        return 1.0
-    if scale is not None:
-        return float(scale)
-    empty = torch.empty((1, 1, 0, head_dim))
-    return score.prepare(empty, empty).scale
 
 
 def _combine_score_mods(score_mod: ClosedExpr | None, normalizer_mod: ClosedExpr | None) -> ClosedExpr | None:
