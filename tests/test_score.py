@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import score
+from regard import mask, score
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
 from regard.errors import ArgumentError
@@ -427,6 +427,7 @@ INVALID: dict[str, tuple[Callable[[], object], str]] = {
         r"a score modifier must be a function \(s, b, h, i, j\), .*; got str\.",
     ),
     "then a number": (lambda: score.dot().then(3), r"a score modifier must be a function .*; got int\."),
+    "then a mask": (lambda: score.dot().then(mask.causal()), r"a score modifier must be a function .*; got Mask\."),
     "shaw_values head dimension": (
         lambda: score.shaw_values(W).check_head_dim(7),
         r"the table of shaw_values must have the head dimension of v; got table=4, v=7\.",
