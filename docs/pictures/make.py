@@ -33,7 +33,7 @@ def three_words():
     return plot.weights(regard.attention_with_weights(q, k, words).weights[...], ["dog", "ate", "dinner"])
 
 
-PICTURES = {"repetition.png": induction_head, "mask.png": causal_window, "worked.png": three_words}
+PICTURES = {"repetition.png": induction_head, "mask.png": causal_window, "three-words.png": three_words}
 
 
 def main(folder):
