@@ -13,7 +13,19 @@ torch.Size([2, 8, 128, 64])
 from importlib import import_module
 from types import ModuleType
 
-from regard import cost, distributed, errors, feature_map, mask, measure, mechanisms, nn, normalizer, score
+from regard import (
+    cost,
+    distributed,
+    errors,
+    feature_map,
+    integrations,
+    mask,
+    measure,
+    mechanisms,
+    nn,
+    normalizer,
+    score,
+)
 from regard.attention import attention, attention_with_weights, explain
 from regard.backends.registry import available_backends
 from regard.backends.shared.merge import merge_states
@@ -45,15 +57,18 @@ __all__ = [
     "explain",
     "explore",
     "feature_map",
+    "integrations",
     "load_recording",
     "mask",
     "measure",
     "mechanisms",
     "merge_states",
+    "models",
     "nn",
     "normalizer",
     "override_sdpa",
     "patch",
+    "plot",
     "record",
     "scaled_dot_product_attention",
     "score",
@@ -67,7 +82,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import `regard.theory` on first use: it needs the plotting libraries."""
-    if name == "theory":
-        return import_module("regard.theory")
+    """Import these modules on first use: they load plotting libraries and models."""
+    if name in ("models", "plot", "theory"):
+        return import_module(f"regard.{name}")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")

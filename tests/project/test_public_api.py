@@ -1,6 +1,8 @@
 """The public surface: the names that each public module lists, their annotations and their documentation."""
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from importlib import import_module
@@ -172,3 +174,15 @@ def contains_any(hint: Any) -> bool:
 )
 def test_contains_any_finds_nested_hints(hint: Any, expected: bool) -> None:
     assert contains_any(hint) is expected
+
+
+def test_modules_are_reached_by_importing_regard_alone() -> None:
+    script = "import regard; regard.plot.weights; regard.models.language_model; regard.theory.list_experiments"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+
+
+def test_importing_regard_loads_neither_models_nor_plots() -> None:
+    script = "import sys, regard; assert not {'matplotlib', 'regard.models', 'regard.plot'} & set(sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
