@@ -112,6 +112,15 @@ MASKS: dict[str, Callable[..., Any]] = {
     "logic of numbers": lambda b, h, i, j: torch.logical_and(i, j) | torch.logical_not(i + j),
     "zeros_like": lambda b, h, i, j: (torch.zeros_like(i) + torch.ones_like(j) * 2 + torch.full_like(i, 3)) > j,
     "isin": lambda b, h, i, j: torch.isin(j, torch.tensor([1, 4, 7])) | torch.isin(i, torch.tensor([0])),
+    "isin, inverted": lambda b, h, i, j: torch.isin(j, torch.tensor([1, 4, 7]), invert=True),
+    "isin of nothing": lambda b, h, i, j: torch.isin(j, torch.tensor([], dtype=torch.int64)) | (i < 3),
+    "truncated quotients": lambda b, h, i, j: (
+        torch.div(i - j, 3, rounding_mode="trunc") + torch.div(j - i, -2, rounding_mode="trunc") >= -1
+    ),
+    "truncated quotients of large integers": lambda b, h, i, j: (
+        torch.div((i - j) * (2**25 + 1) - 1, 2**25 + 1, rounding_mode="trunc") == 2
+    ),
+    "truncated quotients of floats": lambda b, h, i, j: torch.div((i - j) * 0.5, 2.0, rounding_mode="trunc") == -1,
     "masked_fill as a method": lambda b, h, i, j: (i - j).masked_fill(j > 5, 7) > 1,
     "masked_fill": lambda b, h, i, j: torch.masked_fill(i - j, j > 5, 7) > 1,
     "casts": lambda b, h, i, j: (i / 2).long() + (j / 2).int() + (i > j).long() > (j.float() / 3).to(torch.int64),

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -380,8 +381,15 @@ def _bitwise_or_logical(logical: str, bitwise: str) -> SymbolicFunction:
 def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Symbol:
     if rounding_mode == "floor":
         return _symbolic_op("floordiv", x, y)
-    quotient = _symbolic_op("div", x, y)
-    return _symbolic_op("to_int", quotient) if rounding_mode == "trunc" else quotient
+    if rounding_mode != "trunc":
+        return _symbolic_op("div", x, y)
+    captures = x.captures if isinstance(x, Symbol) else y.captures
+    if any(to_expr(operand, captures).kind == "float" for operand in (x, y)):
+        return _symbolic_op("trunc", _symbolic_op("div", x, y))
+    # the remainder has the sign of the divisor, and a quotient of another sign was rounded down
+    quotient, remainder = _symbolic_op("floordiv", x, y), _symbolic_op("mod", x, y)
+    is_rounded = _symbolic_op("and", _symbolic_op("ne", remainder, 0), _symbolic_op("lt", quotient, 0))
+    return _symbolic_op("where", is_rounded, _symbolic_op("add", quotient, 1), quotient)
 
 
 def _add(x: Any, y: Any, *, alpha: Number = 1) -> Symbol:
@@ -412,12 +420,11 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     return x if max is None else _symbolic_op("minimum", x, max)
 
 
-def _isin(x: Any, choices: Tensor, **_: Any) -> Symbol:
+def _isin(x: Any, choices: Tensor, *, invert: bool = False, assume_unique: bool = False) -> Symbol:
     x = x.long() if x.wrapping_dtype else x
-    result = _symbolic_op("ne", x, x)
-    for choice in choices.flatten().tolist():
-        result = _symbolic_op("or", result, _symbolic_op("eq", x, choice))
-    return result
+    matches = [_symbolic_op("eq", x, choice) for choice in choices.flatten().tolist()]
+    is_in = reduce(partial(_symbolic_op, "or"), matches) if matches else _symbolic_op("ne", x, x)
+    return _symbolic_op("not", is_in) if invert else is_in
 
 
 def _full_like(number: Number) -> SymbolicFunction:
