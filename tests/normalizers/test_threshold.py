@@ -240,6 +240,16 @@ def test_lse_of_sparsemax_raises_error_that_names_tau() -> None:
         _ = regard.attention_with_weights(q, q, q, normalizer=normalizer.sparsemax()).lse
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_threshold_of_a_row_does_not_depend_on_other_rows(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.logspace(-3, 2, 64, dtype=dtype)[:, None]  # some rows take more steps than others
+    scores, exponent = torch.randn(64, 300, generator=generator, dtype=dtype) * spread, torch.tensor(3.0, dtype=dtype)
+    row_normalizer = Entmax(constant(3.0))
+    alone = torch.cat([row_normalizer.threshold(row, exponent) for row in scores.split(1)])
+    assert torch.equal(row_normalizer.threshold(scores, exponent), alone)
+
+
 def test_threshold_of_a_fully_masked_row_is_infinite() -> None:
     q = torch.randn(2, 3)
 
