@@ -35,6 +35,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "sink": {"mask": mask.causal(), "normalizer": normalizer.sink(torch.tensor([0.0, 1.0, 2.0, 3.0]))},
     "sparsemax": {"mask": mask.causal(), "normalizer": normalizer.sparsemax()},
     "sigmoid": {"mask": mask.causal() & mask.sliding_window(40), "normalizer": normalizer.sigmoid(-1.0)},
+    "an offset": {"mask": mask.causal(), "query_offset": 30},
+    "an offset, sparsemax": {"mask": mask.causal(), "query_offset": 30, "normalizer": normalizer.sparsemax()},
+    "queries beyond the keys": {"mask": mask.causal(), "query_offset": N - 40},
     "queries without keys": {"mask": mask.from_function(lambda b, h, i, j: (j < i) & (i % 7 != 0))},
 }
 
@@ -56,9 +59,12 @@ class Case:
         if options["mask"] is None:
             self.visible = torch.ones(BATCH_SIZE, NUM_HEADS, n_q, N, dtype=torch.bool)
         else:
-            self.visible = options["mask"].to_dense(n_q, N, batch_size=BATCH_SIZE, num_heads=NUM_HEADS)
+            self.visible = options["mask"].to_dense(
+                n_q, N, batch_size=BATCH_SIZE, num_heads=NUM_HEADS, query_offset=options["query_offset"]
+            )
         self.uniform = self.visible / self.visible.sum(-1, keepdim=True).clamp(min=1).double()
-        self.p, self.j = torch.arange(n_q)[:, None] + N - n_q, torch.arange(N)
+        query_offset = N - n_q if options["query_offset"] is None else options["query_offset"]
+        self.p, self.j = torch.arange(n_q)[:, None] + query_offset, torch.arange(N)
 
     def mean(self, values: Tensor, valid: Tensor) -> Tensor:
         values, valid = torch.broadcast_tensors(values, valid)
@@ -74,9 +80,8 @@ class Case:
         n_q = self.call.q.shape[2]
         pairs = torch.zeros(BATCH_SIZE, 1, n_q, N, dtype=torch.bool)
         for b in range(BATCH_SIZE):
-            for i in range(n_q):
-                p = i + N - n_q
-                for j in range(shift, p):
+            for i, p in enumerate(self.p[:, 0].tolist()):
+                for j in range(shift, p if p < N else 0):
                     pairs[b, 0, i, j] = tokens[b][j - shift] == tokens[b][p]
         return pairs
 
@@ -85,6 +90,8 @@ class Case:
 def case(request: pytest.FixtureRequest) -> Case:
     if request.param == "cache":
         return Case("causal", n_q=70)
+    if "query_offset" in CALLS.get(request.param, {}):
+        return Case(request.param, n_q=70)
     return Case("causal", num_kv_heads=2) if request.param == "grouped" else Case(request.param)
 
 

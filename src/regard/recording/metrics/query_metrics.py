@@ -26,6 +26,7 @@ from regard.recording.recorded_call import RecordedCall
 from regard.result import AttentionResult
 
 TokenBatch = Sequence[Sequence[Hashable]]  # the tokens of each sequence of a batch
+_NO_TOKEN = object()  # of a query beyond the keys
 FIRST_KEY_COLUMN, SEPARATOR_COLUMN, POSITION_COLUMN = range(3)  # columns of the probe values
 NUM_PROBE_COLUMNS = 3
 
@@ -155,12 +156,14 @@ class QueryMetrics:
         call = self.call
         mass = torch.zeros(call.q.shape[:3])
         for b, tokens in enumerate(self.tokens):
-            query_tokens = list(tokens)[call.k.shape[2] - call.q.shape[2] :]
+            offset = call.query_offset if isinstance(call.query_offset, int) else int(call.query_offset[b])
+            positions = range(offset, offset + call.q.shape[2])
+            query_tokens = [tokens[p] if 0 <= p < len(tokens) else _NO_TOKEN for p in positions]
             token_ids = {token: n for n, token in enumerate(dict.fromkeys(query_tokens))}
             ids_q = torch.tensor([token_ids[token] for token in query_tokens])
             ids_k = torch.tensor([-1 if token is None else token_ids.get(token, -1) for token in key_tokens(tokens)])
             if not self.is_softmax:
-                equal = mask.from_function(_equal_key_before_query(ids_q, ids_k, call.query_offset))
+                equal = mask.from_function(_equal_key_before_query(ids_q, ids_k, offset))
                 mass[b] = self.probe_result.weights.measure(measure.mass(equal)).mass[b]
                 continue
             order_q, order_k = ids_q.argsort(stable=True), ids_k.argsort(stable=True)
@@ -168,7 +171,7 @@ class QueryMetrics:
             if not len(order_k):
                 continue
             visible = mask.document(ids_q[order_q], ids_k[order_k]) & mask.from_function(
-                _key_before_query(order_q + call.query_offset, order_k)
+                _key_before_query(order_q + offset, order_k)
             )
             options = call.reindex_options({"b": b, "i": order_q, "j": order_k})
             visible = visible if options["mask"] is None else visible & options["mask"]
