@@ -13,6 +13,7 @@ from regard import mask, score
 from regard.errors import ArgumentError
 from regard.integrations.huggingface import attention_interface
 from regard.recording.patching import (
+    HeadCall,
     HeadPatch,
     mean_ablate,
     override_options,
@@ -132,6 +133,29 @@ def test_gradients_flow_through_a_patched_model() -> None:
         model(x)[..., :4].sum().backward()
     assert x.grad is not None
     assert not x.grad.any()  # these features depend only on the ablated head
+
+
+ATTENTION_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "sdpa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+    "regard": lambda q, k, v: regard.attention(q, k, v),
+}
+
+
+@pytest.mark.parametrize("inner", ATTENTION_FUNCTIONS)
+@pytest.mark.parametrize("outer", ATTENTION_FUNCTIONS)
+def test_a_patch_may_call_attention_itself(outer: str, inner: str) -> None:
+    model, x = AttentionBlock(ATTENTION_FUNCTIONS[outer]), torch.randn(1, N, EMBED_DIM)
+    calls: list[HeadCall] = []
+
+    def double_values(head: HeadCall) -> Tensor:
+        calls.append(head)
+        return ATTENTION_FUNCTIONS[inner](head.call.q, head.call.k, 2 * head.call.v)
+
+    with regard.patch(model, {(0, 1): double_values}):
+        patched = model(x)
+    assert len(calls) == 1
+    factors = torch.tensor([1.0, 2.0, 1.0, 1.0]).repeat_interleave(EMBED_DIM // NUM_HEADS)
+    torch.testing.assert_close(patched, model(x) * factors, **CLOSE)
 
 
 @torch.no_grad()

@@ -80,19 +80,24 @@ class Interceptor:
         """Call `function` with the hooks of its call; return its result, with the output that the hook returns."""
         if self.is_inside_call or threading.get_ident() != self.thread_id:
             return function(*args, **kwargs)
-        self.is_inside_call = True
-        try:
+        with self.ignore_calls(), self.mode.suspend_temporarily():
             call = adapter(*args, **kwargs)
             on_output = None if call is None else self.on_call(call)
-            with self.mode.suspend_temporarily():
-                result = function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if on_output is None or call is None or call.extract_output is None or call.replace_output is None:
+                return result
+            output = call.extract_output(result)
+            new_output = on_output(output)
+            return result if new_output is output else call.replace_output(result, new_output)
+
+    @contextmanager
+    def ignore_calls(self) -> Iterator[None]:
+        """Do not intercept calls inside the `with` block."""
+        self.is_inside_call = True
+        try:
+            yield
         finally:
             self.is_inside_call = False
-        if on_output is None or call is None or call.extract_output is None or call.replace_output is None:
-            return result
-        output = call.extract_output(result)
-        new_output = on_output(output)
-        return result if new_output is output else call.replace_output(result, new_output)
 
     def mha_override(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Intercept `multi_head_attention_forward` if it computes the weights itself, to return them.
@@ -105,9 +110,15 @@ class Interceptor:
 
     def regard_hook(self, call: AttentionCall) -> OutputHook:
         """Hook for `install_hook`: return the callback that receives the output of a call of regard."""
-        is_ignored = self.is_inside_call or threading.get_ident() != self.thread_id
-        on_output = None if is_ignored else self.on_call(CapturedCall(lambda: _weight_arguments(call), "regard"))
-        return _keep_output if on_output is None else on_output
+        if self.is_inside_call or threading.get_ident() != self.thread_id:
+            return _keep_output
+        on_output = self.on_call(CapturedCall(lambda: _weight_arguments(call), "regard"))
+
+        def call_hook(output: Any) -> Any:
+            with self.ignore_calls():
+                return on_output(output) if on_output is not None else output
+
+        return call_hook
 
     def register_module_hooks(self) -> list[Any]:
         """Suspend the torch function mode inside torch's attention modules; return the hooks to remove.
