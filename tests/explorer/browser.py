@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.explorer import bundle
 from regard.models.bundled import language_model
 from tests.explorer.server_process import ServerProcess, run_server
 
@@ -24,6 +25,7 @@ CHROMIUM_FLAGS = (
 ).split()
 SENTENCE = " The captain saw the white whale and the boats went down. The captain saw the white whale"
 LAYER, HEAD = 1, 5  # an induction head
+VIEWS = re.findall(r'name: "(\w+)"', bundle.read_frontend_file("app/view-list.js").decode())
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 needs_chromium = pytest.mark.skipif(

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from regard.explorer import bundle
-from tests.explorer.browser import HEAD, LAYER, Site, needs_chromium, wait_until_idle
+from tests.explorer.browser import HEAD, LAYER, VIEWS, Site, needs_chromium, wait_until_idle
 
-VIEWS = ["overview", "map", "text", "lines", "arithmetic", "generate", "compare", "steps", "cost", "theory"]
 MARKUP = '<img src=x onerror="document.title=1"><b>bold</b> <script>document.title=2</script> &amp; "quoted"'
 
 

@@ -16,6 +16,7 @@ from regard.walkthrough.examples import get_example
 from tests.explorer.browser import (
     HEAD,
     LAYER,
+    VIEWS,
     Site,
     cell_center,
     export_file,
@@ -208,6 +209,14 @@ def test_file_has_cost_curves_and_measured_times(site: Site, tmp_path: Path) -> 
     page.locator(".curve[data-curve=softmax] circle").nth(1).wait_for(state="attached")
     assert page.locator(".curve[data-curve='Nyström']").count() == 0  # not selected
     assert page.get_by_role("button", name="Measure on this machine").count() == 0
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_of_the_file_opens_without_an_error(site: Site, file: Path, view: str) -> None:
+    page = open_file(site, file, f"view={view}&layer={LAYER}&head={HEAD}&query=16&key=5")
+    page.locator("main section.view").wait_for()
+    wait_until_idle(page)
+    assert page.locator("[role=alert]:visible").all_text_contents() == []
 
 
 def test_file_has_no_controls_that_need_a_server(site: Site, file: Path) -> None:

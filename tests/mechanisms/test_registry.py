@@ -55,10 +55,21 @@ def test_families_are_contiguous() -> None:
 
 def test_every_module_is_in_the_catalog() -> None:
     """Users discover mechanisms through the catalog."""
-    examples = " ".join(m.example for m in CATALOG)
+    imported = {name for mechanism in CATALOG for name in imported_mechanisms(mechanism)}
+    used = {getattr(regard.mechanisms, name).__module__.rpartition(".")[2] for name in imported}
     modules = {path.stem for path in (ROOT / "src" / "regard" / "mechanisms").glob("*.py")}
-    missing = {name for name in modules if f"mechanisms.{name} " not in examples}
-    assert missing == {"__init__", "registry", "comparison", "head_layout"}
+    assert modules - used == {"__init__", "registry", "comparison", "head_layout"}
+
+
+@every_one
+def test_functions_of_the_example_are_public(mechanism: Mechanism) -> None:
+    assert "from regard.mechanisms." not in mechanism.example
+    assert set(imported_mechanisms(mechanism)) <= set(regard.mechanisms.__all__)
+
+
+def imported_mechanisms(mechanism: Mechanism) -> list[str]:
+    imports = [node for node in ast.walk(ast.parse(mechanism.example)) if isinstance(node, ast.ImportFrom)]
+    return [alias.name for node in imports if node.module == "regard.mechanisms" for alias in node.names]
 
 
 def test_every_normalizer_and_mask_is_in_the_catalog() -> None:

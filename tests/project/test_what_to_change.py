@@ -71,6 +71,20 @@ for key, (options, expected) in EXAMPLES.items():
 weights = regard.steps(q, k, v, **EXAMPLES["normalizer"][0])["weights"]
 assert weights.code == "weights = positive.square() / 7"
 """,
+    "a backend": """
+backend = regard.available_backends()[-1]
+assert backend == "blockwise"
+for options, expected in EXAMPLES.values():
+    torch.testing.assert_close(regard.attention(q, k, v, **options, backend=backend), expected)
+inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+assert torch.autograd.gradcheck(lambda *qkv: regard.attention(*qkv, mask=mask.causal(), backend=backend), inputs)
+try:
+    regard.attention(q.half(), k.half(), v.half(), backend=backend)
+except regard.errors.BackendError as error:
+    assert "it supports float32 and float64, not torch.float16" in str(error)
+else:
+    raise AssertionError("a call in half precision must raise")
+""",
     "the command line": """
 from typer.testing import CliRunner
 from regard.cli import app
@@ -115,13 +129,23 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a copy of regard in which the files of the table have the code of the page."""
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "regard"
-    copy.mkdir()
-    for path in PACKAGE.iterdir():
-        if path.name not in ("expr", "__pycache__"):
-            (copy / path.name).symlink_to(path)
-    (copy / "expr").mkdir()
-    for path in (PACKAGE / "expr").glob("*.py"):
-        (copy / "expr" / path.name).symlink_to(path)
+    for source, target in (
+        (PACKAGE, copy),
+        (PACKAGE / "expr", copy / "expr"),
+        (PACKAGE / "backends", copy / "backends"),
+    ):
+        target.mkdir()
+        for path in source.iterdir():
+            if path.name not in ("__pycache__", "expr", "backends"):
+                (target / path.name).symlink_to(path)
+    (copy / "backends" / "blockwise.py").write_text(documented_code(["BlockwiseBackend"]), encoding="utf8")
+    registry = (PACKAGE / "backends" / "registry.py").read_text(encoding="utf8")
+    registry = registry.replace("    ReferenceBackend(),\n", "    ReferenceBackend(),\n    BlockwiseBackend(),\n")
+    registry = registry.replace(
+        "from regard.plan", "from regard.backends.blockwise import BlockwiseBackend\nfrom regard.plan", 1
+    )
+    (copy / "backends" / "registry.py").unlink()
+    (copy / "backends" / "registry.py").write_text(registry, encoding="utf8")
     for file, names in NEW_NAMES.items():
         source = (PACKAGE / file).read_text(encoding="utf8")
         public = "".join(f'    "{name}",\n' for name in [*names, *(["log_distance"] if file == "score.py" else [])])

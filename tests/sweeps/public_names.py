@@ -3,8 +3,11 @@
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import get_origin
+
+from regard import mechanisms
 
 # module -> the name under which users import it
 MODULES = {
@@ -18,12 +21,8 @@ MODULES = {
     "regard.recording.metrics.relations": "regard.recording.metrics.relations",
     **{f"regard.{name}": f"regard.{name}" for name in ("measure", "cost", "nn", "distributed", "plot", "theory")},
     **{
-        f"regard.mechanisms.{name}": f"regard.mechanisms.{name}"
-        for name in (
-            "axial", "block_sparse", "clustered", "comparison", "graph", "head_layout", "learned_metric", "linear",
-            "linear_recurrence", "linformer", "longformer", "longnet", "nystrom", "reformer", "registry", "routing",
-            "seq2seq",
-        )
+        f"regard.mechanisms.{module.name}": f"regard.mechanisms.{module.name}"
+        for module in iter_modules(mechanisms.__path__)
     },
     **{
         f"regard.models.{name}": f"regard.models.{name}"

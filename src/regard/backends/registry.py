@@ -23,8 +23,8 @@ def available_backends() -> tuple[str, ...]:
 
     Backends that store every score, `reference` and on the CPU `flex`, run only if they are requested by name.
 
-    >>> available_backends()
-    ('native', 'flex', 'tiled', 'reference')
+    >>> "tiled" in available_backends()
+    True
     """
     return tuple(BACKENDS_BY_NAME)
 

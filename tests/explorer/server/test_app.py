@@ -208,7 +208,7 @@ def test_invalid_bodies_are_rejected(server: ServerProcess, body: bytes, message
 
 
 def test_an_unknown_endpoint_is_rejected(server: ServerProcess) -> None:
-    assert server.request_error("nonsense").startswith("an endpoint must be one of state, run_model, ")
+    assert server.request_error("nonsense").startswith("an endpoint must be one of cell_steps, compare, ")
 
 
 def test_weights_over_http_equal_those_of_the_recording(server: ServerProcess) -> None:

@@ -67,7 +67,6 @@ CALLS = [
 
 LEFT_OUT = {
     "regard.mechanisms.registry.Catalog": "returned by catalog",
-    "regard.mechanisms.registry.Mechanism": "an entry of the catalog",
     "regard.mechanisms.comparison.compare": "in the table as regard.compare",
     "regard.mechanisms.comparison.AttentionComparison": "returned by compare",
     "regard.mechanisms.comparison.RunStats": "a part of the result of compare",

@@ -12,6 +12,7 @@ from regard.backends.shared.dense import make_positions, normalizer_parameter, s
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
 from regard.call.spec import BackendInputs, ParsedCall
+from regard.explorer.api.endpoint import endpoint
 from regard.explorer.api.packing import Payload, to_float32_array
 from regard.explorer.api.params import Params
 from regard.explorer.explorer import Explorer
@@ -23,6 +24,7 @@ from regard.expr.printing import to_latex, to_text
 from regard.tensors.nonfinite import all_finite
 
 
+@endpoint
 def cell_steps(explorer: Explorer, params: Params) -> Payload:
     """Return every number from q and k to one weight and the output of its query."""
     session = explorer.find_session(params)
@@ -40,6 +42,7 @@ def cell_steps(explorer: Explorer, params: Params) -> Payload:
     return Payload({"layer": layer, "head": head, "query": row.query, "key": key, **values, "code": lines})
 
 
+@endpoint
 def head_vectors(explorer: Explorer, params: Params) -> Payload:
     """Return q, k, v and the visible pairs of a head, from which the page computes any weight without Python.
 

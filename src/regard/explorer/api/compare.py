@@ -3,6 +3,7 @@
 import torch
 
 from regard.errors import ArgumentError
+from regard.explorer.api.endpoint import endpoint, slow_endpoint
 from regard.explorer.api.packing import Payload, to_float32_array
 from regard.explorer.api.params import Params
 from regard.explorer.explorer import Explorer
@@ -10,6 +11,7 @@ from regard.explorer.map_pyramid import MapPyramid
 from regard.explorer.session import Session
 
 
+@slow_endpoint
 def compare(explorer: Explorer, params: Params) -> Payload:
     """Return whether two sessions have equal shapes, and a table of the differences of their heads."""
     one, other = explorer.find_session(params), explorer.find_session(params, "other_session")
@@ -39,6 +41,7 @@ def _shape_mismatch_reason(session: Session, other_session: Session) -> str:
     )
 
 
+@endpoint
 def difference_tile(explorer: Explorer, params: Params) -> Payload:
     """Return a tile of one map minus the other map: differences of the means and of the maxima of cells."""
     one, other = (_head_map(explorer, params, name) for name in ("session", "other_session"))
@@ -54,6 +57,7 @@ def difference_tile(explorer: Explorer, params: Params) -> Payload:
     )
 
 
+@endpoint
 def difference_map(explorer: Explorer, params: Params) -> Payload:
     """Return the difference of two maps of any sizes on one grid; a cell has its fraction of all weight."""
     grid_size = params.integer("grid_size", 8, 64, 64)

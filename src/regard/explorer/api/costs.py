@@ -11,6 +11,7 @@ import torch
 
 from regard import cost as cost_formulas
 from regard.errors import ArgumentError
+from regard.explorer.api.endpoint import endpoint, slow_endpoint
 from regard.explorer.api.packing import Payload
 from regard.explorer.api.params import Params
 from regard.explorer.cost_models import COST_MODELS, CostModel, get_cost_model
@@ -30,6 +31,7 @@ COST_PAGE_MODEL_SIZES: tuple[dict[str, Any], ...] = (  # in the menu of the page
 )
 
 
+@endpoint
 def cost_options(explorer: Explorer, params: Params) -> Payload:
     """Return the mechanisms with a cost model, the model sizes to choose from, and the timings so far."""
     mechanisms = [
@@ -51,6 +53,7 @@ def cost_options(explorer: Explorer, params: Params) -> Payload:
     )
 
 
+@endpoint
 def cost(explorer: Explorer, params: Params) -> Payload:
     """Return FLOPs and bytes of mechanisms by sequence length, the rest of a layer, and the crossovers."""
     cost_models = [get_cost_model(name) for name in _mechanism_names(params)]
@@ -147,6 +150,7 @@ def mechanism_crossover(one: CostModel, other: CostModel, head_dim: int, num_hea
     return high
 
 
+@slow_endpoint
 def timing(explorer: Explorer, params: Params) -> Payload:
     """Time a mechanism on this machine and return the median seconds of several calls."""
     cost_model = get_cost_model(params.text("mechanism", 80))

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.explorer.api.endpoint import endpoint, slow_endpoint
 from regard.explorer.api.packing import Payload
 from regard.explorer.api.params import Params
 from regard.explorer.explorer import Explorer
@@ -20,6 +21,7 @@ MAX_LISTED_NUMBERS = 6  # per claim
 MAX_CACHED_EXPERIMENTS = 32  # exported files contain these
 
 
+@endpoint
 def experiments(explorer: Explorer, params: Params) -> Payload:
     """Return every experiment with its sliders and settings, and the completed runs."""
     listed = [
@@ -36,6 +38,7 @@ def experiments(explorer: Explorer, params: Params) -> Payload:
     return Payload({"experiments": listed, "completed_runs": runs})
 
 
+@slow_endpoint
 def experiment(explorer: Explorer, params: Params) -> Payload:
     """Run an experiment and return its claims, charts and animation."""
     selected = get_experiment(params.text("name", 80))

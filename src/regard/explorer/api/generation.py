@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.explorer.api.endpoint import slow_endpoint
 from regard.explorer.api.packing import Payload
 from regard.explorer.api.params import Params
 from regard.explorer.explorer import Explorer
@@ -17,6 +18,7 @@ MAX_CONTINUATION_TOKENS = 256  # per request
 NUM_TOP_TOKENS = 5  # listed for each new token
 
 
+@slow_endpoint
 def generate(explorer: Explorer, params: Params) -> Payload:
     """Generate tokens after a text and add the session of the longer text."""
     session = explorer.find_session(params)

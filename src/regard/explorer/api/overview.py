@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 import numpy as np
 
+from regard.explorer.api.endpoint import endpoint, slow_endpoint
 from regard.explorer.api.packing import Payload, to_float32_array
 from regard.explorer.api.params import Params
 from regard.explorer.explorer import Explorer
@@ -12,6 +13,7 @@ from regard.explorer.text_models.registry import MAX_TEXT_CHARACTERS, MAX_TEXT_T
 from regard.recording.metrics.head_table import HEAD_KINDS, MIN_SCORE, find_heads
 
 
+@endpoint
 def state(explorer: Explorer, params: Params) -> Payload:
     """Return all sessions without weights, the models, the limits and the example texts."""
     sessions = [
@@ -24,6 +26,7 @@ def state(explorer: Explorer, params: Params) -> Payload:
     return Payload({"version": version("regard"), "server_id": explorer.server_id, **values})
 
 
+@slow_endpoint
 def run_model(explorer: Explorer, params: Params) -> Payload:
     """Run a model on a text, add the session, and return its id."""
     text = params.text("text", MAX_TEXT_CHARACTERS)
@@ -36,12 +39,14 @@ def run_model(explorer: Explorer, params: Params) -> Payload:
     return Payload({"id": explorer.add(session)})
 
 
+@endpoint
 def progress(explorer: Explorer, params: Params) -> Payload:
     """Return the progress of the request whose `progress_id` is `id`."""
     text, fraction = explorer.progress(params.text("id", 64))
     return Payload({"text": text, "fraction": fraction})
 
 
+@slow_endpoint
 def heads(explorer: Explorer, params: Params) -> Payload:
     """Return the table of all heads, and the heads of each kind."""
     table = explorer.find_session(params).head_table(explorer.progress_callback(params))
@@ -53,6 +58,7 @@ def heads(explorer: Explorer, params: Params) -> Payload:
     return Payload(values)
 
 
+@slow_endpoint
 def thumbnails(explorer: Explorer, params: Params) -> Payload:
     """Return a thumbnail of every head of a layer, (heads, rows, columns), with at most `size` rows and columns.
 

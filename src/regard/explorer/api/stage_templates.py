@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from regard.explorer.api.endpoint import endpoint
 from regard.explorer.api.expression_tree import UnsupportedOffline, expr_to_json, normalizer_to_json
 from regard.explorer.api.packing import Payload
 from regard.explorer.api.params import Params
@@ -16,6 +17,7 @@ from regard.walkthrough.steps import steps as compute_steps
 SAMPLE_MATRIX = ((1.0, 0.0), (0.0, 1.0))
 
 
+@endpoint
 def stage_templates(explorer: Explorer, params: Params) -> Payload:
     """Return what a page needs to compute stages, for the masks and normalizers whose operations it supports.
 

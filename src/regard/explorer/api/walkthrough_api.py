@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.explorer.api.endpoint import endpoint
 from regard.explorer.api.packing import Payload
 from regard.explorer.api.params import Params
 from regard.explorer.explorer import Explorer
@@ -23,6 +24,7 @@ LONG_NUMBER_PATTERN = re.compile(r"\d{5}")  # useless for small matrices, and po
 MAX_MATRIX_SIDE = 16  # rows or columns of an input
 
 
+@endpoint
 def steps(explorer: Explorer, params: Params) -> Payload:
     """Return every stage of attention over q, k and v, or over the projections of x.
 
@@ -48,6 +50,7 @@ def steps(explorer: Explorer, params: Params) -> Payload:
     return Payload({**result.as_dict(), "text": str(result), "latex": result.latex(), "code": result.code()})
 
 
+@endpoint
 def walkthrough_examples(explorer: Explorer, params: Params) -> Payload:
     """Return the published examples, and the masks and normalizers to choose from."""
     examples = [

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from regard.errors import ArgumentError
+from regard.explorer.api.endpoint import endpoint
 from regard.explorer.api.packing import Payload, to_float32_array
 from regard.explorer.api.params import Params
 from regard.explorer.explorer import Explorer
@@ -15,6 +16,7 @@ MAX_SORTED_PAIRS = 2**26  # per request
 MIN_SINK_QUERIES = 8  # fewer queries do not show a sink
 
 
+@endpoint
 def map_info(explorer: Explorer, params: Params) -> Payload:
     """Return the levels of a head's map, its largest values, and its attention sink."""
     session, layer, head, hidden = _head_params(explorer, params)
@@ -39,6 +41,7 @@ def _sink(session: Session, layer: int, head: int) -> dict[str, float] | None:
     return {"key": int(mass.argmax()), "mass": float(mass.max())}
 
 
+@endpoint
 def tile(explorer: Explorer, params: Params) -> Payload:
     """Return one tile of a head's map; level 0 has single weights."""
     session, layer, head, hidden = _head_params(explorer, params)
@@ -47,6 +50,7 @@ def tile(explorer: Explorer, params: Params) -> Payload:
     return Payload({}, {"mean": to_float32_array(cells.mean), "max": to_float32_array(cells.max)})
 
 
+@endpoint
 def query_weights(explorer: Explorer, params: Params) -> Payload:
     """Return the weights of the given queries on every key, as mean and sum over the queries: (heads, n_k)."""
     session, layer, heads, hidden = _layer_params(explorer, params)
@@ -63,6 +67,7 @@ def _summed_rows(session: Session, layer: int, head: int, hidden_keys: list[int]
     return torch.stack([head_weights.weights(block, slice(None)).double().sum(0) for block in blocks]).sum(0)
 
 
+@endpoint
 def key_weights(explorer: Explorer, params: Params) -> Payload:
     """Return the weights of every query on the given keys, as mean and sum over the keys: (heads, n_q)."""
     session, layer, heads, hidden = _layer_params(explorer, params)
@@ -79,6 +84,7 @@ def key_weights(explorer: Explorer, params: Params) -> Payload:
     return Payload({"heads": heads}, {"sum": to_float32_array(sums), "mean": to_float32_array(sums / len(keys))})
 
 
+@endpoint
 def top_weights(explorer: Explorer, params: Params) -> Payload:
     """Return the largest weights of each query in [query_start, query_end), up to the fraction `mass` of its row."""
     session, layer, heads, hidden = _layer_params(explorer, params)
