@@ -199,7 +199,7 @@ def test_every_public_factory_can_be_parsed() -> None:
     functions = {name for name in score.__all__ if name.islower()}  # the other names are types
     assert set(SCORE_FACTORIES) == functions - {"custom", "modifier", "rotary", "shaw_values"}
     for module, factories, excluded in (
-        (mask, MASK_FACTORIES, {"from_function", "mask_from_expr", "as_mask"}),
+        (mask, MASK_FACTORIES, {"from_function", "mask_from_expr", "as_mask", "trace_builtin_mask"}),
         (normalizer, NORMALIZER_FACTORIES, {"as_normalizer"}),
     ):
         functions = {

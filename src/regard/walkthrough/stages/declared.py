@@ -1,7 +1,6 @@
 """The stages that a score or a normalizer declares: evaluated for every head, and shown as a program of one head."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from itertools import product
 from string import Template
 from types import CodeType
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.cache import memoize
 from regard.stage_rule import StageRule, StageRules, rename, variable_name
 from regard.walkthrough.stage import StageBuilder, StageTensor
 from regard.walkthrough.stages.templates import StageTemplate
@@ -89,7 +89,7 @@ class _DeclaredStages:
         return {"torch": torch, "inf": torch.inf, "nan": torch.nan, **self.fields}
 
 
-@lru_cache(256)
+@memoize(256)
 def _compiled(expression: str) -> CodeType:
     return compile(expression, "<stage>", "eval")
 
