@@ -134,10 +134,10 @@ def test_reduced_motion_turns_off_transitions(site: Site) -> None:
 @needs_chromium
 def test_back_opens_the_previous_view(site: Site) -> None:
     page = site.page("view=overview")
-    page.wait_for_function("location.hash.includes('text=')")  # the first address is complete
+    page.wait_for_url(re.compile("text="))  # the first address is complete
     page.get_by_role("link", name="Cost").click()
     page.locator(".cost-view").wait_for()
-    page.wait_for_function("location.hash.includes('view=cost')")
+    page.wait_for_url(re.compile("view=cost"))
     page.go_back()
     page.locator(".overview").wait_for()
 
