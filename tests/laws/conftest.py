@@ -4,6 +4,8 @@ The problems of hypothesis are smaller than a tile of the library. Small tiles s
 the borders between tiles.
 """
 
+from collections.abc import Iterator
+
 import pytest
 
 import regard
@@ -39,7 +41,12 @@ def _is_parametrized(metafunc: pytest.Metafunc) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     callspec = getattr(request.node, "callspec", None)
-    if callspec is not None and isinstance(callspec.params.get("backend"), InSmallTiles):
-        monkeypatch.setattr(TiledBackend, "tiling", lambda self, spec: Tiling(3, 4, 40, 8))
+    if callspec is None or not isinstance(callspec.params.get("backend"), InSmallTiles):
+        yield
+        return
+    regard.clear_caches()  # plans of equal calls have the usual tiles
+    monkeypatch.setattr(TiledBackend, "tiling", lambda self, spec: Tiling(3, 4, 40, 8))
+    yield
+    regard.clear_caches()
