@@ -24,7 +24,7 @@ from regard.checks import describe
 from regard.errors import ArgumentError
 from regard.expr.serialize import materialize, serializable
 from regard.score import ProductInputs, Score
-from regard.stage_rule import StageRule, StageRules, rename
+from regard.stage_spec import StageSpec, StageSpecs, rename
 from regard.tensors.precision import upcast
 
 __all__ = ["FeatureMap", "FeatureMapLike", "cosformer", "elu", "favor", "relu"]
@@ -270,9 +270,9 @@ class FeatureMapScore(Score):
     def formula(self) -> str:
         return "φ(q)·φ(k)"
 
-    def stage_rules(self) -> StageRules:
+    def stage_specs(self) -> StageSpecs:
         phi = self.feature_map
-        products = StageRule(
+        products = StageSpec(
             "products",
             "the dot product of the features of each query and each key, never negative",
             "w_ij = φ(q_i) · φ(k_j)",
@@ -286,9 +286,9 @@ class FeatureMapScore(Score):
             *(self._distance_stages() if phi.depends_on_distance else ()),
         )
 
-    def _feature_stage(self, letter: str, kind: str, map_rows: RowFunction, cancels_factor: bool) -> StageRule:
+    def _feature_stage(self, letter: str, kind: str, map_rows: RowFunction, cancels_factor: bool) -> StageSpec:
         without_factor = ", up to a factor of each row that cancels" if cancels_factor else ""
-        return StageRule(
+        return StageSpec(
             f"features of {letter}",
             f"each {kind} as features that are never negative{without_factor}: {self.feature_map.formula}",
             f"φ({letter})",
@@ -298,17 +298,17 @@ class FeatureMapScore(Score):
             lambda variables: map_rows(variables[letter.upper()]).double(),
         )
 
-    def _distance_stages(self) -> StageRules:
+    def _distance_stages(self) -> StageSpecs:
         phi = self.feature_map
         return (
-            StageRule(
+            StageSpec(
                 "distance factor",
                 "larger for nearer pairs",
                 "c_ij",
                 "c_{ij}",
                 value=lambda variables: phi.distance_factor(variables["p"] - variables["j"]).double(),
             ),
-            StageRule(
+            StageSpec(
                 "distance-weighted products",
                 "the products, each times the factor of its distance",
                 "w_ij = c_ij w_ij",

@@ -590,7 +590,7 @@ def random_blocks(block_size: int, num_blocks: int, seed: int = 0) -> Mask:
     _check_min(1, block_size=block_size)
     _check_min(0, num_blocks=num_blocks, seed=seed)
     placeholder = torch.zeros(1, 1, dtype=torch.bool)
-    table = TensorFromShape(_RandomBlockTable(block_size, num_blocks, seed))
+    table = TensorFromShape(_RandomBlockSampler(block_size, num_blocks, seed))
     return trace_builtin_mask(
         lambda i, j: placeholder[i // block_size, j // block_size],
         *("i", "j"),
@@ -600,7 +600,7 @@ def random_blocks(block_size: int, num_blocks: int, seed: int = 0) -> Mask:
 
 
 @dataclass(frozen=True)
-class _RandomBlockTable:
+class _RandomBlockSampler:
     """Computes the blocks of keys that each block of queries attends to, (query blocks, key blocks)."""
 
     block_size: int

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.argument_types import CONVERTED, check_types
-from regard.catalog_card import catalog_card
+from regard.catalog_entry import normalizer_entry
 from regard.errors import ArgumentError
 from regard.expr.closed_expr import ClosedExpr, QueryOffset, ShapeCheck, trace_builtin
 from regard.expr.counter_rng import position_uniform
@@ -39,7 +39,7 @@ from regard.normalizers.streaming import (
     relu_stages,
 )
 from regard.normalizers.threshold import SPARSEMAX_STAGES, Entmax, Hardmax, TopK
-from regard.stage_rule import QUERY_AXES, SCALAR_AXES, StageRule, StageRules, variable_name
+from regard.stage_spec import QUERY_AXES, SCALAR_AXES, StageSpec, StageSpecs, variable_name
 from regard.tensors.precision import upcast
 
 __all__ = [
@@ -91,7 +91,7 @@ class Normalizer:
     factor: WeightFactor | None = None
     checks: tuple[ShapeCheck, ...] = ()
     feature_map: FeatureMap | None = None
-    stages: StageRules | Callable[[], StageRules] = ()
+    stages: StageSpecs | Callable[[], StageSpecs] = ()
     constructor_call: ClassVar[Any] = None  # how to construct it again; see `expr/serialize.py`
 
     def check_shapes(self, score_shape: ScoreShape, query_offset: QueryOffset) -> None:
@@ -104,7 +104,7 @@ class Normalizer:
         return {**vars(self.row_normalizer), **getattr(self.factor, "__dict__", {})}
 
     @property
-    def stage_rules(self) -> StageRules:
+    def stage_specs(self) -> StageSpecs:
         """The stages from the scores to the weights; empty if none are declared."""
         own = self.stages() if callable(self.stages) else self.stages
         return own or (self.row_normalizer.stages if self.factor is None else ())
@@ -114,7 +114,7 @@ NormalizerLike: TypeAlias = Annotated[Normalizer | RowNormalizer, CONVERTED]
 
 
 @example("softmax")
-@catalog_card(
+@normalizer_entry(
     "softmax",
     formula=r"a_{ij} = \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}}",
     paper="Vaswani and others, Attention Is All You Need, 2017, arXiv 1706.03762",
@@ -136,7 +136,7 @@ def softmax() -> Normalizer:
 
 
 @example("sink")
-@catalog_card(
+@normalizer_entry(
     "sink (softmax1)",
     formula=r"a_{ij} = \frac{e^{s_{ij}}}{e^{b} + \sum_k e^{s_{ik}}}",
     paper=(
@@ -178,8 +178,8 @@ class _SinkFactor:
 
 
 SINK_STAGES = (
-    StageRule("sink", "the score of one more key, whose value is zero", "b", "b", SCALAR_AXES, value="logit"),
-    StageRule(
+    StageSpec("sink", "the score of one more key, whose value is zero", "b", "b", SCALAR_AXES, value="logit"),
+    StageSpec(
         "row maximum",
         "the largest score of each query, or that of the sink if it is larger",
         "m_i = max(b, max_j s_ij)",
@@ -188,7 +188,7 @@ SINK_STAGES = (
         "torch.maximum(scores.amax(-1), sink)",
     ),
     *EXP_STAGES,
-    StageRule(
+    StageSpec(
         "row sum",
         "the sum of each row, and the sink",
         "z_i = exp(b - m_i) + Σ_j exp(s_ij - m_i)",
@@ -201,7 +201,7 @@ SINK_STAGES = (
 
 
 @example("sigmoid")
-@catalog_card(
+@normalizer_entry(
     "sigmoid",
     formula=r"a_{ij} = \sigma(s_{ij} + b)",
     paper=(
@@ -236,11 +236,11 @@ def sigmoid(bias: float | Tensor = 0.0) -> Normalizer:
     return Normalizer(Sigmoid(), "sigmoid", score_mod)
 
 
-SIGMOID_BIAS = StageRule("plus bias", "plus a bias")
+SIGMOID_BIAS = StageSpec("plus bias", "plus a bias")
 
 
 @example("relu")
-@catalog_card(
+@normalizer_entry(
     "ReLU",
     formula=r"a_{ij} = \max(s_{ij}, 0) / n",
     paper="Wortsman and others, Replacing softmax with ReLU in Vision Transformers, 2023, arXiv 2309.08586",
@@ -285,7 +285,7 @@ class _ScaleFactor:
 
 
 @example("sparsemax")
-@catalog_card(
+@normalizer_entry(
     "sparsemax",
     formula=r"a_i = \arg\min_{p \in \Delta} |p - s_i|^2 = \max(s_i - \tau_i, 0)",
     paper="Martins and Astudillo, From Softmax to Sparsemax, 2016, arXiv 1602.02068",
@@ -313,7 +313,7 @@ def sparsemax() -> Normalizer:
 
 
 @example("entmax(1.5)")
-@catalog_card(
+@normalizer_entry(
     "entmax",
     formula=r"a_{ij} = \max((\alpha - 1) s_{ij} - \tau_i, 0)^{1/(\alpha - 1)}",
     paper=(
@@ -352,7 +352,7 @@ def entmax(alpha: float | Tensor = 1.5) -> Normalizer:
     return Normalizer(Entmax(constant(1.0 / factor)), f"entmax of {alpha:g}", score_mod)
 
 
-ENTMAX_SCORES = StageRule("times alpha minus 1", "times α - 1, the input of entmax")
+ENTMAX_SCORES = StageSpec("times alpha minus 1", "times α - 1, the input of entmax")
 
 
 def _learned_entmax(alpha: Tensor) -> Normalizer:
@@ -384,7 +384,7 @@ def _learned_entmax(alpha: Tensor) -> Normalizer:
 
 
 @example("topk(2)")
-@catalog_card(
+@normalizer_entry(
     "top k",
     formula=r"\mathrm{softmax}(s_{ij} : s_{ij} \ge s_{i(k)})",
     paper="Gupta and others, Memory-efficient Transformers via Top-k Attention, 2021, arXiv 2106.06899",
@@ -410,7 +410,7 @@ def topk(k: int) -> Normalizer:
 
 
 @example("hardmax")
-@catalog_card(
+@normalizer_entry(
     "hardmax",
     formula=r"a_{ij} = [j = \arg\max_k s_{ik}]",
     paper="Xu and others, Show, Attend and Tell, 2015, arXiv 1502.03044",
@@ -436,7 +436,7 @@ def hardmax() -> Normalizer:
 
 
 @example("gumbel")
-@catalog_card(
+@normalizer_entry(
     "Gumbel",
     formula=r"a_{ij} = [j = \arg\max_k (s_{ik} - \log(-\log u_{ik}))]",
     paper=(
@@ -479,7 +479,7 @@ def gumbel(temperature: float = 1.0, *, seed: int = 0, hard: bool = True) -> Nor
     return Normalizer(row_normalizer, name, score_mod)
 
 
-GUMBEL_SCORES = StageRule(
+GUMBEL_SCORES = StageSpec(
     "with gumbel noise",
     "plus noise of a Gumbel distribution, divided by the temperature",
     "(s - log(-log(u_ij))) / temperature",
@@ -513,8 +513,8 @@ def kernel(feature_map: FeatureMapLike | None = None) -> Normalizer:
 
 
 KERNEL_STAGES = (
-    StageRule("row sum", "the sum of each row", "z_i = Σ_j w_ij", r"z_i = \sum_j w_{ij}", QUERY_AXES, "scores.sum(-1)"),
-    StageRule(
+    StageSpec("row sum", "the sum of each row", "z_i = Σ_j w_ij", r"z_i = \sum_j w_{ij}", QUERY_AXES, "scores.sum(-1)"),
+    StageSpec(
         "weights",
         "each number divided by the sum of its row",
         "a_ij = w_ij / z_i",
@@ -526,7 +526,7 @@ KERNEL_STAGES = (
 
 
 @example("sinkhorn(5)")
-@catalog_card(
+@normalizer_entry(
     "Sinkhorn",
     formula=r"a_{ij} = e^{s_{ij} + u_i + v_j}, \quad \sum_j a_{ij} = 1, \; \sum_i a_{ij} = n_q / n_k",
     paper=("Sander and others, Sinkformers: Transformers with Doubly Stochastic Attention, 2021, arXiv 2110.11773"),
@@ -559,16 +559,16 @@ def sinkhorn(iterations: int = 5) -> Normalizer:
     return Normalizer(Softmax(), f"sinkhorn of {iterations}", iterations=iterations, stages=stages)
 
 
-def _sinkhorn_stages(iterations: int) -> StageRules:
+def _sinkhorn_stages(iterations: int) -> StageSpecs:
     """Return the stages that normalize rows and columns in turn, rows first and last."""
-    rules, source = [], "torch.exp(scores - scores.amax(-1, keepdim=True).clamp(min=-1e300))"  # -inf - -inf is nan
+    specs, source = [], "torch.exp(scores - scores.amax(-1, keepdim=True).clamp(min=-1e300))"  # -inf - -inf is nan
     logs = _SinkhornLogs()
     for step in range(2 * iterations - 1):
         kind, axis, index = ("column", -2, "i") if step % 2 else ("row", -1, "j")
         name = "weights" if step == 2 * iterations - 2 else f"{kind}s {step // 2 + 1}"
         sums = f"{source if step else f'({source})'}.sum({axis}, keepdim=True)"
-        rules.append(
-            StageRule(
+        specs.append(
+            StageSpec(
                 name,
                 f"each {kind} divided by its sum",
                 f"a_ij / Σ_{index} a_ij",
@@ -578,7 +578,7 @@ def _sinkhorn_stages(iterations: int) -> StageRules:
             )
         )
         source = variable_name(name)
-    return tuple(rules)
+    return tuple(specs)
 
 
 class _SinkhornLogs:

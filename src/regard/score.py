@@ -40,14 +40,14 @@ from regard.expr.score_modifier import (
 )
 from regard.expr.serialize import materialize, serializable
 from regard.expr.shape_checks import check_scalar_or_per_head
-from regard.stage_rule import (
+from regard.stage_spec import (
     KEY_FEATURE_AXES,
     MATRIX_AXES,
     PAIR_AXES,
     QUERY_FEATURE_AXES,
     SCALAR_AXES,
-    StageRule,
-    StageRules,
+    StageSpec,
+    StageSpecs,
 )
 from regard.tensors.captured_tensors import FindCapturedTensors, SubstituteTensors
 from regard.tensors.nonfinite import isolate_nonfinite
@@ -85,14 +85,14 @@ def __dir__() -> list[str]:
 FloatOrTensor = float | Tensor
 TileFunction = Callable[..., Tensor]
 
-PRODUCTS = StageRule(
+PRODUCTS = StageSpec(
     "products",
     "the dot product of each query with each key: large where both point the same way",
     "s_ij = q_i · k_j",
     r"S = Q K^\top",
     code="Q @ K.mT",
 )
-SQUARED_DISTANCES = StageRule(
+SQUARED_DISTANCES = StageSpec(
     "squared distances",
     "the squared distance of each query from each key",
     "d_ij = |q_i - k_j|²",
@@ -192,7 +192,7 @@ class Score:
         """Return the formula as text, without the modifier."""
         return "q·k"
 
-    def stage_rules(self) -> StageRules:
+    def stage_specs(self) -> StageSpecs:
         """Return the stages of `regard.steps` from `Q` and `K` to the scores; empty if it shows the scores only."""
         return (PRODUCTS,) if type(self) is Score else ()
 
@@ -240,10 +240,10 @@ class ScaledDot(Score):
             else f"q·k · {self.scale:g}"
         )
 
-    def stage_rules(self) -> StageRules:
+    def stage_specs(self) -> StageSpecs:
         if self.scale is not None:
             return PRODUCTS, *_scale_stages(self.scale, "products")
-        scaled = StageRule(
+        scaled = StageSpec(
             "scaled",
             "divided by the square root of the head dimension, so that scores do not grow with it",
             "s_ij = q_i · k_j / √$head_dim",
@@ -253,14 +253,14 @@ class ScaledDot(Score):
         return PRODUCTS, scaled
 
 
-def _scale_stages(scale: FloatOrTensor, scores: str) -> StageRules:
+def _scale_stages(scale: FloatOrTensor, scores: str) -> StageSpecs:
     """Return the stages that multiply the stage `scores` by a number, or by one number per head."""
     code = f"{scores} * scale"
     if not isinstance(scale, Tensor):
-        return (StageRule("scaled", "times $scale", "s_ij = $scale s_ij", r"$scale \, S", code=code),)
+        return (StageSpec("scaled", "times $scale", "s_ij = $scale s_ij", r"$scale \, S", code=code),)
     return (
-        StageRule("scale", "a number that every score is multiplied with", "c", "c", SCALAR_AXES, value="scale"),
-        StageRule("scaled", "times the scale", "s_ij = c s_ij", r"c \, S", code=code),
+        StageSpec("scale", "a number that every score is multiplied with", "c", "c", SCALAR_AXES, value="scale"),
+        StageSpec("scaled", "times the scale", "s_ij = c s_ij", r"c \, S", code=code),
     )
 
 
@@ -289,11 +289,11 @@ class Bilinear(Score):
     def formula(self) -> str:
         return "q·W·k"
 
-    def stage_rules(self) -> StageRules:
+    def stage_specs(self) -> StageSpecs:
         return (
-            StageRule("W", "the matrix between queries and keys", "W", "W", MATRIX_AXES, value="w"),
-            StageRule("q W", "each query times W", "q_i W", "Q W", QUERY_FEATURE_AXES, code="Q @ W"),
-            StageRule(
+            StageSpec("W", "the matrix between queries and keys", "W", "W", MATRIX_AXES, value="w"),
+            StageSpec("q W", "each query times W", "q_i W", "Q W", QUERY_FEATURE_AXES, code="Q @ W"),
+            StageSpec(
                 "products",
                 "the dot product of each projected query with each key",
                 "s_ij = q_i · W · k_j",
@@ -320,8 +320,8 @@ class Cosine(Score):
     def formula(self) -> str:
         return "cos(q, k) · " + ("scale" if isinstance(self.scale, Tensor) else f"{self.scale:g}")
 
-    def stage_rules(self) -> StageRules:
-        cosines = StageRule(
+    def stage_specs(self) -> StageSpecs:
+        cosines = StageSpec(
             "cosines",
             "the cosine of the angle between each query and each key: from -1 to 1",
             "s_ij = cos(q_i, k_j)",
@@ -338,10 +338,10 @@ class Cosine(Score):
         )
 
 
-def _unit_vector_stages(letter: str, axes: tuple[str, ...]) -> StageRules:
+def _unit_vector_stages(letter: str, axes: tuple[str, ...]) -> StageSpecs:
     """Return the stages that divide each query or key by its length; a zero vector stays zero."""
     return (
-        StageRule(
+        StageSpec(
             f"length of {letter}",
             f"the Euclidean length of each {axes[0]}",
             f"|{letter}|",
@@ -349,7 +349,7 @@ def _unit_vector_stages(letter: str, axes: tuple[str, ...]) -> StageRules:
             axes[:1],
             f"{letter.upper()}.square().sum(-1).sqrt()",
         ),
-        StageRule(
+        StageSpec(
             f"unit {letter}",
             "the same directions, each of length 1",
             f"{letter} / |{letter}|",
@@ -405,13 +405,13 @@ class Gaussian(Score):
     def formula(self) -> str:
         return "-|q - k|² / 2σ²" if self.m is None else "-(q - k)'M(q - k) / 2"
 
-    def stage_rules(self) -> StageRules:
+    def stage_specs(self) -> StageSpecs:
         if self.m is not None:
             return MAHALANOBIS_STAGES
         return (
             SQUARED_DISTANCES,
-            StageRule("sigma", "the standard deviation of the Gaussian", "σ", r"\sigma", SCALAR_AXES, value="sigma"),
-            StageRule(
+            StageSpec("sigma", "the standard deviation of the Gaussian", "σ", r"\sigma", SCALAR_AXES, value="sigma"),
+            StageSpec(
                 "negative distances",
                 "minus the squared distance over 2σ²: larger for nearer pairs",
                 "s_ij = -d_ij / 2σ²",
@@ -422,14 +422,14 @@ class Gaussian(Score):
 
 
 MAHALANOBIS_STAGES = (
-    StageRule("M", "the matrix of the distance; only its symmetric part counts", "M", "M", MATRIX_AXES, value="m"),
+    StageSpec("M", "the matrix of the distance; only its symmetric part counts", "M", "M", MATRIX_AXES, value="m"),
     SQUARED_DISTANCES._replace(
         description="the squared distance of each query from each key, with the matrix M",
         formula="d_ij = (q_i - k_j)' M (q_i - k_j)",
         latex=r"d_{ij} = (q_i - k_j)^\top M (q_i - k_j)",
         code="((Q[:, None] - K[None]) @ M * (Q[:, None] - K[None])).sum(-1)",
     ),
-    StageRule(
+    StageSpec(
         "negative distances",
         "minus half of the squared distance: larger for nearer pairs",
         "s_ij = -d_ij / 2",
@@ -476,17 +476,17 @@ class Additive(Score):
     def formula(self) -> str:
         return "u·tanh(W_q q + W_k k" + (")" if self.bias is None else " + bias)")
 
-    def stage_rules(self) -> StageRules:
+    def stage_specs(self) -> StageSpecs:
         has_bias = self.bias is not None
-        bias = StageRule("bias", "added to the hidden layer of every query", "b", "b", ("hidden",), value="bias")
+        bias = StageSpec("bias", "added to the hidden layer of every query", "b", "b", ("hidden",), value="bias")
         return (
             _hidden_matrix_stage("q", "query"),
             *((bias,) if has_bias else ()),
             _hidden_layer_stage("q", "query", has_bias),
             _hidden_matrix_stage("k", "key"),
             _hidden_layer_stage("k", "key", False),
-            StageRule("u", "the weight of each hidden unit", "u", "u", ("hidden",), value="u"),
-            StageRule(
+            StageSpec("u", "the weight of each hidden unit", "u", "u", ("hidden",), value="u"),
+            StageSpec(
                 "tanh",
                 "tanh of the sum of both hidden layers, for each pair",
                 "tanh(W_q q_i + W_k k_j)",
@@ -494,7 +494,7 @@ class Additive(Score):
                 (*PAIR_AXES, "hidden"),
                 "torch.tanh(hidden_q[:, None] + hidden_k[None])",
             ),
-            StageRule(
+            StageSpec(
                 "scores",
                 "the dot product of the hidden layer of each pair with u",
                 "s_ij = u · tanh(W_q q_i + W_k k_j)",
@@ -504,16 +504,16 @@ class Additive(Score):
         )
 
 
-def _hidden_matrix_stage(letter: str, kind: str) -> StageRule:
+def _hidden_matrix_stage(letter: str, kind: str) -> StageSpec:
     name = f"W_{letter}"
     description = f"the matrix that projects each {kind} to the hidden layer"
-    return StageRule(name, description, name, name, ("row", "hidden"), value=f"w_{letter}")
+    return StageSpec(name, description, name, name, ("row", "hidden"), value=f"w_{letter}")
 
 
-def _hidden_layer_stage(letter: str, kind: str, has_bias: bool) -> StageRule:
+def _hidden_layer_stage(letter: str, kind: str, has_bias: bool) -> StageSpec:
     formula = f"W_{letter} {letter}" + (" + b" if has_bias else "")
     code = f"{letter.upper()} @ W_{letter}" + (" + bias" if has_bias else "")
-    return StageRule(f"hidden {letter}", f"the hidden layer of each {kind}", formula, formula, (kind, "hidden"), code)
+    return StageSpec(f"hidden {letter}", f"the hidden layer of each {kind}", formula, formula, (kind, "hidden"), code)
 
 
 @dataclass(frozen=True, eq=False)

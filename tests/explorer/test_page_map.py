@@ -174,7 +174,7 @@ def test_search_goes_to_matching_tokens(page: Any) -> None:
     page.get_by_label("Find a token").press("Enter")
     page.get_by_label("Find a token").press("Enter")
     wait_until_idle(page)
-    assert page.locator(".search-box .status-text").text_content() == "2 of 56"
+    assert page.locator(".token-search .status-text").text_content() == "2 of 56"
     assert page.locator(".readout .query-color").text_content() == "boats26"
     assert read_frame(page).pixels_per_token >= 11  # large enough for token labels
     assert is_close(page.locator(".readout output").text_content(), float(weights(LONG_TEXT)[26, 26]))

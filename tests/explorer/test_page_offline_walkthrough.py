@@ -82,12 +82,12 @@ def test_page_evaluates_stages_as_torch_does(site: Site) -> None:
         "(scores != 0) & (scores <= 2.0)",
         "torch.log(torch.sigmoid(scores)) + torch.log2(torch.exp(scores))",
     ]
-    rules = [{"name": code, "variable": "", "tree": expression_tree(code)} for code in codes]
-    script = """async ([rules, scores]) => {
+    stage_specs = [{"name": code, "variable": "", "tree": expression_tree(code)} for code in codes]
+    script = """async ([stage_specs, scores]) => {
       const { normalizerStages } = await import("./frontend/offline/stage-interpreter.js");
-      return normalizerStages({ constants: {}, rules }, scores);
+      return normalizerStages({ constants: {}, stage_specs }, scores);
     }"""
-    stages = site.page("view=steps").evaluate(script, [rules, scores.tolist()])
+    stages = site.page("view=steps").evaluate(script, [stage_specs, scores.tolist()])
     for code in codes:
         expected = eval(code, {"torch": torch, "scores": scores, "n_k": 3})
         assert flatten(stages[code]) == pytest.approx(flatten(expected.tolist()), rel=1e-12, abs=1e-12), code

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard.catalog_card import Mechanism
+from regard.catalog_entry import Mechanism
 from regard.errors import ArgumentError
 from regard.mechanisms.registry import to_markdown
 

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "regard"
 # or package below regard, or a single module of a package whose other modules come later.
 SEPARATE, TOGETHER = "no part imports another", "parts may import each other"
 ORDER = (
-    (SEPARATE, ("errors", "cache", "catalog_card", "stage_rule", "torch_ops.compile_guard")),
+    (SEPARATE, ("errors", "cache", "catalog_entry", "stage_spec", "torch_ops.compile_guard")),
     (SEPARATE, ("checks",)),
     (SEPARATE, ("argument_types",)),
     (SEPARATE, ("files", "tensors", "cost")),

@@ -31,7 +31,7 @@ def recording() -> Recording:
 def test_layers_have_the_tokens_that_their_paths_name(recording: Recording) -> None:
     texts = NamedTokens.from_tokens(NAMED, recording.layer_paths)
     assert len(SOURCE) == len(TARGET)
-    names = {path.split(".", 1)[1]: (texts.query_text(path), texts.key_text(path)) for path in recording.layer_paths}
+    names = {path.split(".", 1)[1]: (texts.query_name(path), texts.key_name(path)) for path in recording.layer_paths}
     assert names == {
         "encoder.layers.0.self_attn": ("encoder", "encoder"),
         "encoder.layers.1.self_attn": ("encoder", "encoder"),

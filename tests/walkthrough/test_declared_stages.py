@@ -11,7 +11,7 @@ import regard
 from regard import mask
 from regard.normalizer import Normalizer
 from regard.normalizers.streaming import RowState, StreamingNormalizer
-from regard.stage_rule import SCALAR_AXES, StageRule, StageRules
+from regard.stage_spec import SCALAR_AXES, StageSpec, StageSpecs
 from regard.walkthrough.steps import steps
 
 
@@ -20,9 +20,9 @@ class ShiftedRelu(StreamingNormalizer):
     """max(s - shift, 0), a normalizer with a number as a field."""
 
     name: ClassVar[str] = "shifted relu"
-    stages: ClassVar[StageRules] = (
-        StageRule("shifted", "the scores minus $shift", code="scores - shift"),
-        StageRule("weights", "the positive part", code="torch.relu(shifted)"),
+    stages: ClassVar[StageSpecs] = (
+        StageSpec("shifted", "the scores minus $shift", code="scores - shift"),
+        StageSpec("weights", "the positive part", code="torch.relu(shifted)"),
     )
 
     shift: float
@@ -74,11 +74,11 @@ def test_a_number_of_the_normalizer_is_written_into_the_code(shift: float, code:
 
 def test_a_tensor_of_the_normalizer_is_a_stage() -> None:
     scale = torch.tensor([0.5, 2.0, -1.0])
-    rules = (
-        StageRule("c", "a factor of each head", axes=SCALAR_AXES, value="scale"),
-        StageRule("weights", "times the factor", code="torch.relu(scores - shift) * c"),
+    stage_specs = (
+        StageSpec("c", "a factor of each head", axes=SCALAR_AXES, value="scale"),
+        StageSpec("weights", "times the factor", code="torch.relu(scores - shift) * c"),
     )
-    normalizer = Normalizer(ShiftedRelu(0.25), "scaled", factor=PerHead(scale), stages=rules)
+    normalizer = Normalizer(ShiftedRelu(0.25), "scaled", factor=PerHead(scale), stages=stage_specs)
     result = steps(*inputs(), normalizer=normalizer)
     assert result["c"].code == "" and result.at(1, 2)["c"].values == -1.0
     expected = regard.attention(*inputs(), normalizer=normalizer, backend="reference")

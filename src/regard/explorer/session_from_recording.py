@@ -50,10 +50,10 @@ def _match_layer_texts(layer: RecordedLayer, texts: list[TokenizedText], named_t
     """Return the query text and key text of a layer, by name and length; add a text of positions if none fits."""
     n_q, n_k = layer.merged_call.q.shape[2], layer.merged_call.k.shape[2]
     is_cross = is_cross_attention(layer.path)
-    keys = _find_text_of_length(texts, n_k, named_tokens.key_text(layer.path), "keys" if is_cross else "positions")
+    keys = _find_text_of_length(texts, n_k, named_tokens.key_name(layer.path), "keys" if is_cross else "positions")
     if is_cross or n_q > n_k:
         return LayerTexts(
-            _find_text_of_length(texts, n_q, named_tokens.query_text(layer.path), "queries"), keys, 0, True
+            _find_text_of_length(texts, n_q, named_tokens.query_name(layer.path), "queries"), keys, 0, True
         )
     offset = layer.merged_call.query_offset
     first = int(offset) if not isinstance(offset, Tensor) or offset.numel() == 1 else int(offset[0])

@@ -77,7 +77,7 @@ def tile_coverage(
 
     `score_shape` is (batch, heads, n_q, n_k); `tile_shape` is the size of a tile in queries and keys.
     """
-    batch, heads = _distinct_batch_and_heads(expr, score_shape, query_offset)
+    batch, heads = _count_distinct_batches_and_heads(expr, score_shape, query_offset)
     grid = (-(-score_shape[2] // tile_shape[0]), -(-score_shape[3] // tile_shape[1]))
     if expr is FALSE or 0 in (batch, heads, *grid):
         return _assemble(batch, heads, grid, tile_shape, [])
@@ -111,7 +111,9 @@ def _classify_cells(
     return full, some
 
 
-def _distinct_batch_and_heads(expr: Expr, score_shape: ScoreShape, query_offset: int | Tensor) -> tuple[int, int]:
+def _count_distinct_batches_and_heads(
+    expr: Expr, score_shape: ScoreShape, query_offset: int | Tensor
+) -> tuple[int, int]:
     depends_on_batch = "b" in expr.free_variables or ("p" in expr.free_variables and not isinstance(query_offset, int))
     return score_shape[0] if depends_on_batch else 1, score_shape[1] if "h" in expr.free_variables else 1
 

@@ -27,12 +27,12 @@ from regard.expr.ir import Expr, apply, substitute, variable
 from regard.expr.serialize import materialize, serializable
 from regard.expr.shape_checks import check_scalar_or_per_head, require_one_per
 from regard.expr.trace import SCORE_VARIABLES, trace
-from regard.stage_rule import StageRule
+from regard.stage_spec import StageSpec
 from regard.tensors.convert import ArrayLike, as_tensor
 from regard.tensors.nonfinite import isolate_nonfinite
 from regard.tensors.precision import upcast, upcast_like
 
-MODIFIER_STAGE = StageRule("modifier", "changed by a score modifier")
+MODIFIER_STAGE = StageSpec("modifier", "changed by a score modifier")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class ScoreModifier(ClosedExpr):
     long to print.
     """
 
-    stage: StageRule = MODIFIER_STAGE
+    stage: StageSpec = MODIFIER_STAGE
 
 
 def as_score_modifier(value: Any) -> ScoreModifier:
@@ -69,7 +69,7 @@ def compose(first: ClosedExpr, second: ClosedExpr) -> ScoreModifier:
 
 
 def trace_builtin_modifier(
-    function: Callable[..., Any], *variables: str, stage: StageRule = MODIFIER_STAGE, **options: Any
+    function: Callable[..., Any], *variables: str, stage: StageSpec = MODIFIER_STAGE, **options: Any
 ) -> ScoreModifier:
     """Trace a deterministic function into a score modifier; see `trace_builtin` for the options."""
     traced = trace_builtin(function, *variables, **options)
@@ -116,7 +116,7 @@ def alibi(slopes: Tensor | None = None) -> ScoreModifier:
         tensor_names=("slopes",),
         deferred_tensor=deferred,
         shape_checks=checks,
-        stage=StageRule("alibi", "minus a slope times the distance"),
+        stage=StageSpec("alibi", "minus a slope times the distance"),
     )
 
 
@@ -154,7 +154,7 @@ def softcap(cap: float | Tensor) -> ScoreModifier:
     check_scalar_or_per_head(cap, "cap")
     if not isinstance(cap, Tensor) and not cap > 0:
         raise ArgumentError(f"cap must be greater than 0; got {cap}.")
-    stage = StageRule("softcap", "tanh keeps every score below the cap")
+    stage = StageSpec("softcap", "tanh keeps every score below the cap")
     return trace_builtin_modifier(lambda s: cap * torch.tanh(s / cap), "s", tensor_names=("cap",), stage=stage)
 
 
@@ -173,7 +173,7 @@ def bias(values: ArrayLike) -> ScoreModifier:
     if not values.is_floating_point():
         raise ArgumentError(f"a bias tensor must hold floats; got {values.dtype}. For a boolean mask use mask=.")
     entry, tensors, names, checks = broadcast_lookup(values, "bias")
-    stage = StageRule("bias", "plus a number of each pair")
+    stage = StageSpec("bias", "plus a number of each pair")
     return ScoreModifier(apply("add", variable("s"), entry), tensors, names, checks, stage)
 
 
@@ -210,7 +210,7 @@ def t5_bias(table: Tensor, *, bidirectional: bool = True, max_distance: int = 12
         *("s", "h", "p", "j"),
         tensor_names=("table",),
         shape_checks=checks,
-        stage=StageRule("t5_bias", "plus a learned number of the distance"),
+        stage=StageSpec("t5_bias", "plus a learned number of the distance"),
     )
 
 
@@ -248,7 +248,7 @@ def shaw_keys(table: Tensor, scale: float | None = None) -> ScoreModifier:
         *("s", "b", "h", "i", "p", "j"),
         tensor_names=("relative",),
         deferred_tensor=(products, TensorFromQueries(_QueryTableProduct(table, scale))),
-        stage=StageRule("shaw_keys", "plus the dot product of the query with a learned vector of the distance"),
+        stage=StageSpec("shaw_keys", "plus the dot product of the query with a learned vector of the distance"),
     )
 
 

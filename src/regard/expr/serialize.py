@@ -237,7 +237,7 @@ def deserialize(text: str, tensors: Sequence[Tensor], ints: Sequence[int]) -> An
 
     The text may come from an untrusted file: every text gives an object that is safe to use, or an `ArgumentError`.
     """
-    return _Deserializer(tensors, ints).build(_parse_json(text), 0)
+    return _ConstructorCallReader(tensors, ints).build(_parse_json(text), 0)
 
 
 def deserialize_options(
@@ -262,7 +262,7 @@ def _parse_json(text: str) -> Any:
         raise ArgumentError(f"the text of a call must be JSON; got {text[:60]!r} ({type(error).__name__}).") from None
 
 
-class _Deserializer:
+class _ConstructorCallReader:
     """Constructs the parts of one text and limits their number, so that a text cannot cause unbounded work."""
 
     def __init__(self, tensors: Sequence[Tensor], ints: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """Published attention mechanisms; `catalog()` lists them with formula, paper, complexity and an example."""
 
-from regard.catalog_card import Mechanism
+from regard.catalog_entry import Mechanism
 from regard.mechanisms.axial import axial_attention, axial_attention_sum
 from regard.mechanisms.block_sparse import block_sparse_attention, topk_block_mask
 from regard.mechanisms.clustered import cluster_queries, clustered_attention

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.argument_types import check_types
 from regard.cache import memoize
-from regard.catalog_card import CARDS, Mechanism, example_program
+from regard.catalog_entry import NORMALIZER_ENTRIES, Mechanism, example_program
 from regard.errors import ArgumentError
 
 
@@ -54,7 +54,7 @@ def catalog() -> Catalog:
     """
     text = files("regard.mechanisms").joinpath("catalog.toml").read_text(encoding="utf8")
     parsed = tomllib.loads(text)
-    entries = [*(_from_toml(entry) for entry in parsed["mechanism"]), *CARDS]
+    entries = [*(_from_toml(entry) for entry in parsed["mechanism"]), *NORMALIZER_ENTRIES]
     return Catalog(sorted(entries, key=lambda entry: parsed["families"].index(entry.family)))
 
 

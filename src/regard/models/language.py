@@ -16,8 +16,8 @@ from regard.argument_types import check_types
 from regard.mask import MaskLike
 from regard.nn import input_checks
 from regard.nn.block import BlockConfig
-from regard.nn.cache import KeyValueCache
 from regard.nn.embedding import TokenEmbedding
+from regard.nn.kv_cache import KeyValueCache
 from regard.nn.position_encoding import PositionEncoding
 from regard.nn.transformer import Decoder, as_block_configs
 

@@ -22,9 +22,9 @@ from regard.models.state_dict import load_state_dict
 from regard.models.vision import ImageEncoder
 from regard.nn import input_checks
 from regard.nn.block import Block, BlockAttentionResult, BlockConfig
-from regard.nn.cache import KeyValueCache, LayerCache
 from regard.nn.embedding import TokenEmbedding
 from regard.nn.feedforward import FeedForward
+from regard.nn.kv_cache import KeyValueCache, LayerCache
 from regard.nn.position_encoding import PositionEncoding
 from regard.nn.transformer import Decoder
 from regard.result import AttentionResult

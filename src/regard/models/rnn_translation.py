@@ -22,7 +22,7 @@ from regard.argument_types import check_types
 from regard.errors import ArgumentError
 from regard.mechanisms.seq2seq import ContextVectors, bahdanau, luong_dot, luong_general
 from regard.nn import input_checks
-from regard.nn.cache import KeyValueCache
+from regard.nn.kv_cache import KeyValueCache
 
 ALIGNMENTS = ("bahdanau", "luong_dot", "luong_general")
 

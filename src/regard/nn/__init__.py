@@ -2,10 +2,10 @@
 
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.block import Block, BlockConfig
-from regard.nn.cache import KeyValueCache, LayerCache
 from regard.nn.embedding import TokenEmbedding
 from regard.nn.feedforward import FeedForward
 from regard.nn.generation import BeamSearchResult, CausalLM, Sampler, beam_search, generate, generate_stream, greedy
+from regard.nn.kv_cache import KeyValueCache, LayerCache
 from regard.nn.latent_attention import LatentAttention
 from regard.nn.norm import RMSNorm
 from regard.nn.position_encoding import (

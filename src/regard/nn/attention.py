@@ -13,7 +13,7 @@ from regard.errors import ArgumentError
 from regard.expr.serialize import ConstructorCall
 from regard.mask import Mask, MaskLike, as_mask, causal
 from regard.nn import input_checks
-from regard.nn.cache import LayerCache
+from regard.nn.kv_cache import LayerCache
 from regard.nn.position_encoding import PositionEncoding
 from regard.normalizer import NormalizerLike
 from regard.result import AttentionResult

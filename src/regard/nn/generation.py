@@ -15,7 +15,7 @@ from torch import Tensor
 from regard import checks
 from regard.errors import ArgumentError
 from regard.nn import input_checks
-from regard.nn.cache import KeyValueCache
+from regard.nn.kv_cache import KeyValueCache
 
 SamplerLike = Callable[[Tensor], Tensor]
 MAX_NEW_TOKENS = 2**24
@@ -129,7 +129,7 @@ def _generate_tokens(
     ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     for _ in range(max_new_tokens):
         with torch.no_grad():
-            next_tokens = _sample_tokens(sampler, _next_token_logits(model, tokens, cache))
+            next_tokens = _call_sampler(sampler, _next_token_logits(model, tokens, cache))
         if eos_token_id is not None:
             next_tokens = torch.where(ended, eos_token_id, next_tokens)
             ended |= next_tokens == eos_token_id
@@ -341,7 +341,7 @@ def _next_token_logits(model: CausalLM, tokens: Tensor, cache: KeyValueCache) ->
     return check_logits(logits)
 
 
-def _sample_tokens(sampler: SamplerLike, logits: Tensor) -> Tensor:
+def _call_sampler(sampler: SamplerLike, logits: Tensor) -> Tensor:
     try:
         tokens = sampler(logits)
     except (TypeError, ValueError) as problem:

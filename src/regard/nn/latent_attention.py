@@ -20,7 +20,7 @@ from regard.errors import ArgumentError
 from regard.mask import MaskLike, causal
 from regard.nn import input_checks
 from regard.nn.attention import and_masks, check_call_options, resolve_head_dim, resolve_option
-from regard.nn.cache import LayerCache
+from regard.nn.kv_cache import LayerCache
 from regard.nn.norm import RMSNorm
 from regard.nn.position_encoding import PositionEncoding
 from regard.normalizer import NormalizerLike

@@ -16,7 +16,7 @@ from regard.mask import MaskLike, causal, sliding_window
 from regard.nn import input_checks
 from regard.nn.attention import and_masks, check_mask
 from regard.nn.block import Block, BlockAttentionResult, BlockConfig
-from regard.nn.cache import MAX_LAYERS, KeyValueCache, make_position_ids
+from regard.nn.kv_cache import MAX_LAYERS, KeyValueCache, make_position_ids
 from regard.nn.position_encoding import PositionEncoding
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.expr.ir import Expr
-from regard.stage_rule import QUERY_AXES, SCALAR_AXES, StageRule, StageRules
+from regard.stage_spec import QUERY_AXES, SCALAR_AXES, StageSpec, StageSpecs
 
 RowState = tuple[Tensor, ...]
 LOG2_E = math.log2(math.e)
@@ -34,7 +34,7 @@ class RowNormalizer(ABC):
     name: ClassVar[str]
     statistic: ClassVar[str | None] = None
     is_mergeable: ClassVar[bool] = False
-    stages: ClassVar[StageRules] = ()
+    stages: ClassVar[StageSpecs] = ()
 
     @property
     def parameter(self) -> Expr | None:
@@ -94,7 +94,7 @@ class StreamingNormalizer(RowNormalizer):
 
 
 EXP_STAGES = (
-    StageRule(
+    StageSpec(
         "minus maximum",
         "minus the maximum of the row, so that exp cannot overflow; the weights do not change",
         "s_ij - m_i",
@@ -102,7 +102,7 @@ EXP_STAGES = (
         code="scores - row_maximum[:, None]",
         value="scores - torch.where(row_maximum == -inf, 0.0, row_maximum)[:, None]",  # a fully masked row
     ),
-    StageRule(
+    StageSpec(
         "exp",
         "the exponential of each score; 0 for hidden pairs",
         "exp(s_ij - m_i)",
@@ -110,7 +110,7 @@ EXP_STAGES = (
         code="torch.exp(minus_maximum)",
     ),
 )
-SOFTMAX_WEIGHTS = StageRule(
+SOFTMAX_WEIGHTS = StageSpec(
     "weights",
     "each number divided by the sum of its row",
     "a_ij = exp(s_ij - m_i) / z_i",
@@ -127,8 +127,8 @@ class Softmax(StreamingNormalizer):
     name: ClassVar[str] = "softmax"
     statistic: ClassVar[str | None] = "lse"
     is_mergeable: ClassVar[bool] = True
-    stages: ClassVar[StageRules] = (
-        StageRule(
+    stages: ClassVar[StageSpecs] = (
+        StageSpec(
             "row maximum",
             "the largest score of each query",
             "m_i = max_j s_ij",
@@ -137,7 +137,7 @@ class Softmax(StreamingNormalizer):
             "scores.amax(-1)",
         ),
         *EXP_STAGES,
-        StageRule(
+        StageSpec(
             "row sum",
             "the sum of each row",
             "z_i = Σ_j exp(s_ij - m_i)",
@@ -216,8 +216,8 @@ class Sigmoid(StreamingNormalizer):
     """1 / (1 + exp(-s)), elementwise; rows need not sum to 1."""
 
     name: ClassVar[str] = "sigmoid"
-    stages: ClassVar[StageRules] = (
-        StageRule(
+    stages: ClassVar[StageSpecs] = (
+        StageSpec(
             "weights",
             "the sigmoid of each score; a row may have any sum",
             "a_ij = 1 / (1 + exp(-s_ij))",
@@ -239,18 +239,18 @@ class Sigmoid(StreamingNormalizer):
         return gradient.mul_(weights * (1.0 - weights))
 
 
-def relu_stages(factor: str) -> StageRules:
+def relu_stages(factor: str) -> StageSpecs:
     """Return the stages of ReLU times a factor, an expression."""
     return (
-        StageRule(
+        StageSpec(
             "positive",
             "the score, or 0 if it is negative",
             "max(s_ij, 0)",
             r"\max(s_{ij}, 0)",
             code="torch.relu(scores)",
         ),
-        StageRule("factor", "the factor of every weight: 1 / n by default", "c", "c", SCALAR_AXES, value=factor),
-        StageRule(
+        StageSpec("factor", "the factor of every weight: 1 / n by default", "c", "c", SCALAR_AXES, value=factor),
+        StageSpec(
             "weights",
             "times the factor; a row may have any sum",
             "a_ij = c max(s_ij, 0)",
@@ -265,7 +265,7 @@ class Relu(StreamingNormalizer):
     """max(s, 0), elementwise; rows need not sum to 1."""
 
     name: ClassVar[str] = "relu"
-    stages: ClassVar[StageRules] = relu_stages("1.0")
+    stages: ClassVar[StageSpecs] = relu_stages("1.0")
 
     def normalize(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return torch.relu(scores), None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.expr.ir import Expr, apply, constant, variable
 from regard.normalizers.streaming import RowNormalizer, Softmax
-from regard.stage_rule import QUERY_AXES, SCALAR_AXES, StageRule, StageRules
+from regard.stage_spec import QUERY_AXES, SCALAR_AXES, StageSpec, StageSpecs
 
 _S, _NEGATIVE_INF = variable("s"), constant(-math.inf)
 MAX_NEWTON_STEPS = 64  # a few suffice in practice
@@ -44,7 +44,7 @@ def entmax_threshold(variables: Mapping[str, Any]) -> Tensor:
     return threshold
 
 
-TAU = StageRule(
+TAU = StageSpec(
     "tau",
     "the threshold of each query, such that its weights sum to 1",
     "τ_i with Σ_j a_ij = 1",
@@ -53,14 +53,14 @@ TAU = StageRule(
     value=entmax_threshold,
 )
 ABOVE_TAU_STAGES = (
-    StageRule(
+    StageSpec(
         "support",
         "which keys lie above the threshold: only these have a weight above 0",
         "s_ij > τ_i",
         r"s_{ij} > \tau_i",
         code="scores > tau[:, None]",
     ),
-    StageRule(
+    StageSpec(
         "above tau",
         "the difference to the threshold, and 0 below it",
         "max(s_ij - τ_i, 0)",
@@ -76,7 +76,7 @@ count = (1.0 + (1 + torch.arange(n_k)) * ordered > sums).sum(-1, keepdim=True)
 SPARSEMAX_STAGES = (
     TAU._replace(code=SPARSEMAX_TAU_CODE, finite_only=True),
     *ABOVE_TAU_STAGES,
-    StageRule(
+    StageSpec(
         "weights",
         "the difference to the threshold",
         "a_ij = max(s_ij - τ_i, 0)",
@@ -97,10 +97,10 @@ class Entmax(ThresholdNormalizer):
 
     name: ClassVar[str] = "entmax"
     statistic: ClassVar[str | None] = "tau"
-    stages: ClassVar[StageRules] = (
+    stages: ClassVar[StageSpecs] = (
         TAU,
         *ABOVE_TAU_STAGES,
-        StageRule(
+        StageSpec(
             "exponent",
             "the exponent of entmax",
             "p = 1 / (α - 1)",
@@ -108,7 +108,7 @@ class Entmax(ThresholdNormalizer):
             SCALAR_AXES,
             value="parameter",
         ),
-        StageRule(
+        StageSpec(
             "weights",
             "the difference to the threshold, to the power of 1 / (α - 1)",
             "a_ij = max(s_ij - τ_i, 0)^p",
@@ -206,8 +206,8 @@ class TopK(ThresholdNormalizer):
 
     name: ClassVar[str] = "topk"
     statistic: ClassVar[str | None] = "threshold"
-    stages: ClassVar[StageRules] = (
-        StageRule(
+    stages: ClassVar[StageSpecs] = (
+        StageSpec(
             "threshold",
             "a number between the $k largest scores of a row and the others; ties stay above it",
             "t_i",
@@ -215,14 +215,14 @@ class TopK(ThresholdNormalizer):
             QUERY_AXES,
             value=topk_threshold,
         ),
-        StageRule(
+        StageSpec(
             "top-k scores",
             "the $k largest scores of each row; the others are hidden",
             "s_ij where s_ij ≥ t_i, -∞ elsewhere",
             r"s_{ij} \text{ where } s_{ij} \geq t_i, -\infty \text{ elsewhere}",
             code="torch.where(scores < threshold[:, None], -inf, scores)",
         ),
-        *(rule.with_variables({"scores": "top_k_scores"}) for rule in Softmax.stages),
+        *(spec.with_variables({"scores": "top_k_scores"}) for spec in Softmax.stages),
     )
 
     k: int
@@ -252,8 +252,8 @@ class Hardmax(ThresholdNormalizer):
 
     name: ClassVar[str] = "hardmax"
     statistic: ClassVar[str | None] = "threshold"
-    stages: ClassVar[StageRules] = (
-        StageRule(
+    stages: ClassVar[StageSpecs] = (
+        StageSpec(
             "threshold",
             "a number between the largest score of a row and the next",
             "t_i",
@@ -261,10 +261,10 @@ class Hardmax(ThresholdNormalizer):
             QUERY_AXES,
             value=topk_threshold,
         ),
-        StageRule(
+        StageSpec(
             "largest", "which keys score highest", "s_ij ≥ t_i", r"s_{ij} \geq t_i", code="scores >= threshold[:, None]"
         ),
-        StageRule(
+        StageSpec(
             "weights",
             "all weight on the largest score; keys that tie share it",
             "a_ij = 1 / number of the largest",

@@ -26,7 +26,7 @@ class NamedTokens:
 
     >>> paths = ["encoder.0", "decoder.0.self", "decoder.0.cross"]
     >>> both = NamedTokens.from_tokens({"encoder": ["eins"], "decoder": ["one"]}, paths)
-    >>> both.query_text("decoder.0.cross"), both.key_text("decoder.0.cross")
+    >>> both.query_name("decoder.0.cross"), both.key_name("decoder.0.cross")
     ('decoder', 'encoder')
     """
 
@@ -51,14 +51,14 @@ class NamedTokens:
                 )
         return cls({name: _to_batch(text) for name, text in tokens.items() if text is not None})
 
-    def query_text(self, path: str) -> str | None:
+    def query_name(self, path: str) -> str | None:
         """Return the name of the tokens that are the queries of a layer; None if they are unknown."""
         matches = [name for name in self.tokens_by_name if name == UNNAMED or _path_contains(name, path)]
         return max(matches, key=len) if matches else None
 
-    def key_text(self, path: str) -> str | None:
+    def key_name(self, path: str) -> str | None:
         """Return the name of the tokens that are the keys of a layer; None if they are unknown."""
-        own = self.query_text(path)
+        own = self.query_name(path)
         if own is None or not is_cross_attention(path):
             return own
         others = [name for name in self.tokens_by_name if name != own]
@@ -74,20 +74,20 @@ def check_tokens(tokens: Any) -> None:
     """Raise `ArgumentError` unless these are tokens: of one text, of each text of a batch, or a dict of these."""
     parts = list(tokens.values()) if isinstance(tokens, Mapping) else [tokens]
     has_valid_names = not isinstance(tokens, Mapping) or all(isinstance(name, str) for name in tokens)
-    if not has_valid_names or not all(part is None or _is_text(part) or _is_batch(part) for part in parts):
+    if not has_valid_names or not all(part is None or _is_token_list(part) or _is_batch(part) for part in parts):
         raise ArgumentError(
             "tokens must be a list of strings, a list of such lists (one for each text of a batch), a dict of either "
             f"by name, or None; got {repr(tokens)[:80]}."
         )
 
 
-def _is_text(tokens: Any) -> bool:
+def _is_token_list(tokens: Any) -> bool:
     return isinstance(tokens, (list, tuple)) and all(isinstance(token, str) for token in tokens)
 
 
 def _is_batch(tokens: Any) -> bool:
-    return isinstance(tokens, (list, tuple)) and all(_is_text(text) for text in tokens)
+    return isinstance(tokens, (list, tuple)) and all(_is_token_list(text) for text in tokens)
 
 
 def _to_batch(tokens: Sequence[Any]) -> list[list[str]]:
-    return [list(tokens)] if _is_text(tokens) else [list(text) for text in tokens]
+    return [list(tokens)] if _is_token_list(tokens) else [list(text) for text in tokens]

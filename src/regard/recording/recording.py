@@ -210,7 +210,7 @@ class Recording:
             group_ids = argument_checks.integers(group_ids, "group_ids", -1)
             return group_weights(layer, group_ids, group_ids)
         texts, path = self._named_tokens, layer.path
-        names = texts.query_text(path), texts.key_text(path)
+        names = texts.query_name(path), texts.key_name(path)
         if any(name is None or len(texts.tokens_by_name[name]) != 1 for name in names):
             raise ArgumentError(
                 "word_weights needs the tokens of one text: set recording.tokens to a list of tokens, or pass "

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from regard.stage_rule import variable_name
+from regard.stage_spec import variable_name
 from regard.walkthrough.stages.templates import StageTemplate
 
 

@@ -254,11 +254,11 @@ class NativeBackend:
 
     def weight_tiles(
         self, spec: CallSpec, inputs: BackendInputs, tiling: Tiling, lse: Tensor
-    ) -> "NativeWeightTiles | None":
+    ) -> "NativeWeightTileSource | None":
         """A source of tiles of the attention matrix, given the lse of each row; None if the data are not supported."""
         assert self.build is not None
         try:
-            return NativeWeightTiles(
+            return NativeWeightTileSource(
                 self.build, spec, inputs, self._pack_program(spec, inputs, tiling, sample_only=False), lse
             )
         except UnsupportedExpr:
@@ -337,7 +337,7 @@ class NativeFastCall:
         )
 
 
-class NativeWeightTiles:
+class NativeWeightTileSource:
     """Tiles of the attention matrix."""
 
     def __init__(

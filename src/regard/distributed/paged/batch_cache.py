@@ -9,7 +9,7 @@ from regard import checks
 from regard.distributed.paged.cache import PagedCache
 from regard.errors import ArgumentError
 from regard.nn import input_checks
-from regard.nn.cache import KeyValueCache, LayerCache, check_cache_tensors
+from regard.nn.kv_cache import KeyValueCache, LayerCache, check_cache_tensors
 
 
 class PagedBatchCache(KeyValueCache):

@@ -15,7 +15,7 @@ from regard.distributed.ranks.decode import decode
 from regard.distributed.ranks.sharding import LAYOUTS, positions, shard, shard_positions
 from regard.errors import ArgumentError
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.cache import KeyValueCache
+from regard.nn.kv_cache import KeyValueCache
 from regard.nn.latent_attention import LatentAttention
 
 AttentionModule = MultiHeadAttention | LatentAttention

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.expr.ir import Expr
 from regard.expr.node_list import to_nodes
 from regard.normalizer import Normalizer
-from regard.stage_rule import StageRule, variable_name
+from regard.stage_spec import StageSpec, variable_name
 
 Operators: TypeAlias = dict[type[ast.AST], str]
 
@@ -23,7 +23,7 @@ LOGIC: Operators = {ast.BitAnd: "and", ast.BitOr: "or", ast.Invert: "not"}
 OPERATORS: Operators = {**ARITHMETIC, **COMPARISONS, **LOGIC, ast.USub: "neg"}
 FUNCTIONS = "exp exp2 expm1 log log1p log2 sqrt tanh sigmoid sin cos abs sign floor ceil trunc minimum maximum where"
 REDUCTIONS = frozenset({"sum", "mean", "amax", "amin"})
-STAGE_FUNCTIONS = frozenset({"entmax_threshold", "topk_threshold"})  # functions that stage rules name
+STAGE_FUNCTIONS = frozenset({"entmax_threshold", "topk_threshold"})  # functions that stage specs refer to
 
 # the operations of expr-interpreter.js, and of stage-interpreter.js
 EXPR_OPERATIONS = frozenset({*OPERATORS.values(), *FUNCTIONS.split(), "floordiv", "mod", "xor"})
@@ -38,15 +38,15 @@ class UnsupportedOffline(Exception):
 
 def normalizer_to_json(normalizer: Normalizer) -> dict[str, Any]:
     """Return the constants, the score modifier and the stages of a normalizer; raise `UnsupportedOffline`."""
-    parameter, rules, modifier = normalizer.row_normalizer.parameter, normalizer.stage_rules, normalizer.score_mod
-    if not rules or normalizer.feature_map is not None or normalizer.parameter is not None:
+    parameter, specs, modifier = normalizer.row_normalizer.parameter, normalizer.stage_specs, normalizer.score_mod
+    if not specs or normalizer.feature_map is not None or normalizer.parameter is not None:
         raise UnsupportedOffline(normalizer.formula)
     constants = {name: _number(value) for name, value in normalizer.fields.items() if not isinstance(value, Expr)}
     return {
         "constants": constants | ({} if parameter is None else {"parameter": parameter.value}),
         "modifier": modifier and {"name": modifier.stage.name, "nodes": expr_to_json(modifier.expr)},
-        "rules": [
-            {"name": rule.name, "variable": variable_name(rule.name), "tree": _rule_to_json(rule)} for rule in rules
+        "stage_specs": [
+            {"name": spec.name, "variable": variable_name(spec.name), "tree": _spec_to_json(spec)} for spec in specs
         ],
     }
 
@@ -103,10 +103,10 @@ def _operation(name: str | None, *args: ast.expr) -> list[Any]:
     return [name, *(_tree(arg) for arg in args)]
 
 
-def _rule_to_json(rule: StageRule) -> Any:
-    if callable(rule.value):
-        return _operation(getattr(rule.value, "__name__", None))
-    return expression_tree(rule.value or rule.code)
+def _spec_to_json(spec: StageSpec) -> Any:
+    if callable(spec.value):
+        return _operation(getattr(spec.value, "__name__", None))
+    return expression_tree(spec.value or spec.code)
 
 
 def _number(value: Any) -> Any:

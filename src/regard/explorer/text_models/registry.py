@@ -16,8 +16,8 @@ from regard.models.tasks import dates
 from regard.models.tokenizer import Tokenizer
 from regard.models.trained_model import has_trained_model, load_trained
 from regard.models.translation import Translator
-from regard.nn.cache import KeyValueCache
 from regard.nn.generation import generate
+from regard.nn.kv_cache import KeyValueCache
 from regard.recording.named_tokens import is_cross_attention
 from regard.recording.recorder import record
 from regard.recording.recording import Recording

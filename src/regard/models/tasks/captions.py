@@ -68,7 +68,7 @@ VOCABULARY += ["above", *DIGIT_NAMES, *DIGIT_PLURALS]
 MAX_CAPTION_TOKENS = 21  # including the reading order and END
 
 
-class CaptionWord(NamedTuple):
+class GroundedWord(NamedTuple):
     """A word of a caption, and the cells whose digits it names."""
 
     text: str
@@ -90,7 +90,7 @@ READING_ORDERS = {
 }
 
 
-def make_caption(digits: Sequence[int | None], reading_order: str) -> list[CaptionWord]:
+def make_caption(digits: Sequence[int | None], reading_order: str) -> list[GroundedWord]:
     """Return the caption of four cells in row-major order; None is an empty cell.
 
     >>> " ".join(word.text for word in make_caption([7, 2, None, 3], "across"))
@@ -99,7 +99,7 @@ def make_caption(digits: Sequence[int | None], reading_order: str) -> list[Capti
     'on the left a pair of eights , on the right a three at the bottom'
     """
     order = READING_ORDERS[reading_order]
-    caption: list[CaptionWord] = []
+    caption: list[GroundedWord] = []
     for phrase, cells in zip(order.line_phrases, order.cells, strict=True):
         words = _line_words(digits, cells, order)
         if words:
@@ -107,11 +107,13 @@ def make_caption(digits: Sequence[int | None], reading_order: str) -> list[Capti
     return caption
 
 
-def _line_words(digits: Sequence[int | None], cells: tuple[int, int], reading_order: ReadingOrder) -> list[CaptionWord]:
+def _line_words(
+    digits: Sequence[int | None], cells: tuple[int, int], reading_order: ReadingOrder
+) -> list[GroundedWord]:
     first, second = (_digit_words(digits[cell], cell) for cell in cells)
     if first and second:
         if digits[cells[0]] == digits[cells[1]]:
-            return [*_words("a pair of"), CaptionWord(DIGIT_PLURALS[digits[cells[0]] or 0], cells)]
+            return [*_words("a pair of"), GroundedWord(DIGIT_PLURALS[digits[cells[0]] or 0], cells)]
         return [*first, *_words(reading_order.separator), *second]
     if first:
         return [*first, *_words(reading_order.cell_phrases[0])]
@@ -120,14 +122,14 @@ def _line_words(digits: Sequence[int | None], cells: tuple[int, int], reading_or
     return []
 
 
-def _digit_words(digit: int | None, cell: int) -> list[CaptionWord]:
+def _digit_words(digit: int | None, cell: int) -> list[GroundedWord]:
     if digit is None:
         return []
-    return [CaptionWord("an" if DIGIT_NAMES[digit] == "eight" else "a"), CaptionWord(DIGIT_NAMES[digit], (cell,))]
+    return [GroundedWord("an" if DIGIT_NAMES[digit] == "eight" else "a"), GroundedWord(DIGIT_NAMES[digit], (cell,))]
 
 
-def _words(text: str) -> list[CaptionWord]:
-    return [CaptionWord(word) for word in text.split()]
+def _words(text: str) -> list[GroundedWord]:
+    return [GroundedWord(word) for word in text.split()]
 
 
 @memoize()
@@ -159,7 +161,7 @@ class CanvasBatch:
     reading_orders: list[str]
 
     @cached_property
-    def captions(self) -> list[list[CaptionWord]]:
+    def captions(self) -> list[list[GroundedWord]]:
         """The captions, without reading order and END."""
         return [make_caption(digits, order) for digits, order in zip(self.digits, self.reading_orders, strict=True)]
 

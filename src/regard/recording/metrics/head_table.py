@@ -157,7 +157,7 @@ def build_head_table(
             progress(num_done / len(layers))
         tokens = _matching_tokens(layer, named_tokens)
         # the baseline depends on the text too, because it includes the mass on separators
-        baseline_key = _baseline_key(layer, named_tokens.query_text(layer.path))
+        baseline_key = _baseline_key(layer, named_tokens.query_name(layer.path))
         is_shared = last is not None and baseline_key is not None and last[0] == baseline_key
         baseline_from = last[1] if last is not None and is_shared else None
         metrics = HeadMetrics(layer.merged_call, tokens, separators, window_size, baseline_from)
@@ -184,7 +184,7 @@ def _baseline_key(layer: RecordedLayer, text_name: str | None) -> Any:
 def _self_attention_text(layer: RecordedLayer, named_tokens: NamedTokens) -> str | None:
     """Return the name of the text of a self-attention layer; None for cross-attention."""
     is_cross = is_cross_attention(layer.path) or layer.merged_call.q.shape[2] > layer.merged_call.k.shape[2]
-    return None if is_cross else named_tokens.query_text(layer.path)
+    return None if is_cross else named_tokens.query_name(layer.path)
 
 
 def _matching_tokens(layer: RecordedLayer, named_tokens: NamedTokens) -> list[list[str]] | None:

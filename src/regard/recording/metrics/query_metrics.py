@@ -49,7 +49,7 @@ class QueryMetrics:
             columns[..., SEPARATOR_COLUMN] = is_separator[:, None]
         columns[..., POSITION_COLUMN] = torch.arange(n_k)
         values = torch.cat((columns.to(self.call.k), self.call.k), dim=-1)
-        return _run_with_weights(self.call.q, self.call.k, values, {**self.call.options, "value": None})
+        return _attention_without_hooks(self.call.q, self.call.k, values, {**self.call.options, "value": None})
 
     @property
     def lse(self) -> Tensor:
@@ -125,7 +125,7 @@ class QueryMetrics:
         if self.is_softmax:
             return torch.ones(())
         ones = torch.ones_like(self.call.k[..., :1])
-        result = _run_with_weights(self.call.q, self.call.k, ones, {**self.call.options, "value": None})
+        result = _attention_without_hooks(self.call.q, self.call.k, ones, {**self.call.options, "value": None})
         return result.output[..., 0]
 
     @property
@@ -183,11 +183,13 @@ class QueryMetrics:
 
 def _mass_ratio(call: RecordedCall, mask: Mask, lse: Tensor) -> Tensor:
     """Return the fraction of each query's weight that lies under a mask; `lse` is that of the call's own mask."""
-    masked_lse = _run_with_weights(call.q, call.k, call.k[..., :1], {**call.options, "value": None, "mask": mask}).lse
+    masked_lse = _attention_without_hooks(
+        call.q, call.k, call.k[..., :1], {**call.options, "value": None, "mask": mask}
+    ).lse
     return torch.where(masked_lse == -torch.inf, 0.0, (masked_lse - lse).exp())
 
 
-def _run_with_weights(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> AttentionResult[Tensor]:
+def _attention_without_hooks(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> AttentionResult[Tensor]:
     with torch.no_grad(), disable_hooks():
         return attention_with_weights(q, k, v, **options)
 
@@ -228,7 +230,9 @@ class UniformBaseline(QueryMetrics):
         if call_mask is mask.causal() and isinstance(query_offset, int):
             return (n_q + query_offset - torch.arange(n_k)).clamp(0, n_q).float()
         options = {**self.call.options, "normalizer": normalizer.sigmoid(0.0)}  # 1/2 for every visible pair
-        halves = _run_with_weights(self.call.q, self.call.k, self.call.v, options).weights.measure(measure.column_mass)
+        halves = _attention_without_hooks(self.call.q, self.call.k, self.call.v, options).weights.measure(
+            measure.column_mass
+        )
         output: Tensor = 2 * halves.column_mass
         return output
 

@@ -33,7 +33,7 @@ def dependency_targets(edges: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
     {0: {1}, 2: {1}}
     """
     targets: dict[int, set[int]] = {}
-    for edge in _index_lists(edges, "edges"):
+    for edge in _check_index_lists(edges, "edges"):
         if len(edge) != 2:
             raise ArgumentError(f"an edge must be two words, (word, head of the word); got {edge}.")
         targets.setdefault(edge[0], set()).add(edge[1])
@@ -47,13 +47,13 @@ def coreference_targets(clusters: Iterable[Sequence[int]]) -> dict[int, set[int]
     {5: {1}, 9: {1, 5}}
     """
     targets: dict[int, set[int]] = {}
-    for cluster in _index_lists(clusters, "clusters"):
+    for cluster in _check_index_lists(clusters, "clusters"):
         mentions = sorted(cluster)
         targets |= {word: set(mentions[:n]) for n, word in enumerate(mentions) if n}
     return targets
 
 
-def _index_lists(values: Any, name: str) -> list[list[int]]:
+def _check_index_lists(values: Any, name: str) -> list[list[int]]:
     if isinstance(values, (str, bytes, Mapping, Tensor)) or not isinstance(values, Iterable):
         raise ArgumentError(f"{name} must be a list of lists of word indices; got {argument_checks.describe(values)}.")
     return [argument_checks.integers(words, f"words of {name}", 0) for words in values]

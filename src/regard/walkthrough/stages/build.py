@@ -10,7 +10,7 @@ from regard.backends.shared.dropout import dropout_mask
 from regard.feature_map import FeatureMapScore
 from regard.normalizers.threshold import ThresholdNormalizer
 from regard.score import RelativeValues
-from regard.stage_rule import KEY_FEATURE_AXES, MATRIX_AXES, PAIR_AXES, QUERY_FEATURE_AXES
+from regard.stage_spec import KEY_FEATURE_AXES, MATRIX_AXES, PAIR_AXES, QUERY_FEATURE_AXES
 from regard.walkthrough.expanded_call import ExpandedCall
 from regard.walkthrough.projection import add_token_stages
 from regard.walkthrough.stage import Stage, StageBuilder, StageTensor

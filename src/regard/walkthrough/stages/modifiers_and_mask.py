@@ -12,7 +12,7 @@ from regard.expr.printing import to_latex, to_text
 from regard.expr.score_modifier import ScoreModifier, as_score_modifier
 from regard.expr.serialize import materialize
 from regard.score import Score
-from regard.stage_rule import PAIR_AXES
+from regard.stage_spec import PAIR_AXES
 from regard.walkthrough.expanded_call import ExpandedCall
 from regard.walkthrough.render.expr_code import has_few_operations, tensor_literal, torch_expression
 from regard.walkthrough.stage import StageBuilder, StageTensor

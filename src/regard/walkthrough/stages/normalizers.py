@@ -5,10 +5,10 @@ from torch import Tensor
 
 from regard.backends.shared.dense import normalizer_parameter
 from regard.backends.shared.sinkhorn_support import refuse_identity
-from regard.stage_rule import PAIR_AXES, QUERY_AXES
+from regard.stage_spec import PAIR_AXES, QUERY_AXES
 from regard.walkthrough.expanded_call import ExpandedCall
 from regard.walkthrough.stage import StageBuilder, StageTensor
-from regard.walkthrough.stages.declared import add_declared_stages
+from regard.walkthrough.stages.declared_stages import add_declared_stages
 from regard.walkthrough.stages.templates import WEIGHT_TEMPLATES
 
 
@@ -17,12 +17,12 @@ def add_weight_stages(builder: StageBuilder, call: ExpandedCall, score: StageTen
     normalizer, spec = call.parsed_call.normalizer, call.parsed_call.spec
     if normalizer.iterations > 1:
         refuse_identity(spec, call.inputs)
-    rules = normalizer.stage_rules
-    if not rules:
+    stage_specs = normalizer.stage_specs
+    if not stage_specs:
         return _add_custom_normalizer_stages(builder, call, score, visible)
     parameter = normalizer_parameter(spec, call.inputs, call.positions, torch.float64)
     fields = {**normalizer.fields, **({} if parameter is None else {"parameter": parameter.reshape(-1)})}
-    return add_declared_stages(builder, rules, {"scores": score}, fields, n_k=spec.n_k)
+    return add_declared_stages(builder, stage_specs, {"scores": score}, fields, n_k=spec.n_k)
 
 
 def _add_custom_normalizer_stages(

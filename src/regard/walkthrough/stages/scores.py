@@ -2,10 +2,10 @@
 
 import torch
 
-from regard.stage_rule import PAIR_AXES
+from regard.stage_spec import PAIR_AXES
 from regard.walkthrough.expanded_call import ExpandedCall
 from regard.walkthrough.stage import StageBuilder, StageTensor
-from regard.walkthrough.stages.declared import add_declared_stages
+from regard.walkthrough.stages.declared_stages import add_declared_stages
 from regard.walkthrough.stages.templates import StageTemplate
 
 CUSTOM_SCORE = StageTemplate(
@@ -16,12 +16,12 @@ CUSTOM_SCORE = StageTemplate(
 def add_score_stages(builder: StageBuilder, call: ExpandedCall, q: StageTensor, k: StageTensor) -> StageTensor:
     """Add the stages of the score and return the last one, the score of each pair."""
     score = call.parsed_call.score
-    rules = score.stage_rules()
-    if not rules:
+    stage_specs = score.stage_specs()
+    if not stage_specs:
         return _add_custom_score_stage(builder, call, q, k)
     positions = {name: torch.as_tensor(call.positions[name]) for name in "pj"}
     return add_declared_stages(
-        builder, rules, {"Q": q, "K": k}, {**vars(score), **positions}, head_dim=q.tensor.shape[-1]
+        builder, stage_specs, {"Q": q, "K": k}, {**vars(score), **positions}, head_dim=q.tensor.shape[-1]
     )
 
 

@@ -32,10 +32,10 @@ const FUNCTIONS = {
 export const STAGE_OPERATIONS = ["column", ...[ELEMENTWISE, REDUCTIONS, FUNCTIONS].flatMap(Object.keys)];
 
 /** The stages of a normalizer by name; the last one is `weights`. Scores of masked pairs are -Infinity. */
-export function normalizerStages({ constants, rules }, scores) {
+export function normalizerStages({ constants, stage_specs: stageSpecs }, scores) {
   const variables = { inf: Infinity, nan: NaN, n_k: scores[0].length, ...constants, scores };
   const stages = {};
-  for (const { name, variable, tree } of rules) stages[name] = variables[variable] = evaluateTree(tree, variables);
+  for (const { name, variable, tree } of stageSpecs) stages[name] = variables[variable] = evaluateTree(tree, variables);
   return stages;
 }
 

@@ -2,7 +2,7 @@
 
 import { changedHeadsTable } from "./changed-heads-table.js";
 import { drawSessionPicker } from "./session-picker.js";
-import { counterpartHead, weightDifferenceMap, selectOtherSession, fractionDifferenceMap } from "./head-difference.js";
+import { counterpartHead, weightDifferenceMap, selectOtherSession, fractionDifferenceMap } from "./difference-maps.js";
 import { segmentedControl, element, replaceContent } from "../../components/element.js";
 import { formatNumber } from "../../components/format.js";
 import { addMapGestures } from "../../map/pointer-gestures.js";

@@ -8,7 +8,7 @@ import { drawMapLegend } from "../../map/map-legend.js";
 import { attachMapInput, attachMinimapInput } from "../../map/map-input.js";
 import { drawReadout } from "./cell-readout.js";
 import { rowText } from "./row-text.js";
-import { searchBox } from "../../components/search-box.js";
+import { tokenSearch } from "../../components/token-search.js";
 import { selectLayer, selectSession, headMapData, selectTokens } from "../../state/selectors.js";
 import { effectiveTheme } from "../../app/theme.js";
 
@@ -46,7 +46,7 @@ export function mapView(context) {
   parts.minimap = new HeadMap(minimapCanvas, context.tiles, { axes: false });
   const text = rowText(context);
   const controls = [
-    searchBox(context, (query, key) => goToCell(context, parts, query, key)),
+    tokenSearch(context, (query, key) => goToCell(context, parts, query, key)),
     segmentedControl(
       "Pooling",
       [

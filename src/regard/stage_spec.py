@@ -1,4 +1,4 @@
-"""Stage rules: scores, score modifiers and normalizers declare as data how they are computed step by step.
+"""Stage specs: scores, score modifiers and normalizers declare as data how they are computed step by step.
 
 `regard.steps`, the command line and the explorer show the stages; an exported page computes those of normalizers
 without Python.
@@ -15,7 +15,7 @@ QUERY_FEATURE_AXES, KEY_FEATURE_AXES, MATRIX_AXES = ("query", "feature"), ("key"
 SCALAR_AXES: tuple[str, ...] = ()
 
 
-class StageRule(NamedTuple):
+class StageSpec(NamedTuple):
     """One stage: of a score, from `Q` and `K` to the scores, or of a normalizer, from `scores` to "weights".
 
     `formula` is plain text, and `latex` the same without dollar signs. The texts may contain fields of the score or
@@ -26,7 +26,7 @@ class StageRule(NamedTuple):
     or `n_k`; and `inf` and `nan`. Lines before the last one are shown only.
 
     Without `code`, the program contains the numbers, and `value` is an expression of the fields: a tensor field is a
-    stage of its own, such as `StageRule("W", ..., axes=MATRIX_AXES, value="w")`. It may have a leading dimension for
+    stage of its own, such as `StageSpec("W", ..., axes=MATRIX_AXES, value="w")`. It may have a leading dimension for
     the heads.
 
     With `code`, `value` is evaluated in its place: an expression, which is shown where its numbers differ from those of
@@ -45,13 +45,13 @@ class StageRule(NamedTuple):
     value: "str | Callable[[Mapping[str, Any]], Tensor]" = ""
     finite_only: bool = False
 
-    def with_variables(self, names: Mapping[str, str]) -> "StageRule":
-        """Return the rule with other variables, such as {"scores": "top_k_scores"}."""
+    def with_variables(self, names: Mapping[str, str]) -> "StageSpec":
+        """Return the spec with other variables, such as {"scores": "top_k_scores"}."""
         value = rename(self.value, names) if isinstance(self.value, str) else self.value
         return self._replace(code=rename(self.code, names), value=value)
 
 
-StageRules = tuple[StageRule, ...]
+StageSpecs = tuple[StageSpec, ...]
 
 
 def variable_name(name: str) -> str:

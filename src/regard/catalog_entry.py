@@ -1,4 +1,4 @@
-"""`Mechanism`, an entry of the mechanisms catalog, and `@catalog_card`, which declares one with its constructor."""
+"""`Mechanism`, an entry of the catalog, and `@normalizer_entry`, which declares the entry of a normalizer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,10 +60,10 @@ def example_program(options: str) -> str:
     )
 
 
-CARDS: list[Mechanism] = []  # in the order of their declaration
+NORMALIZER_ENTRIES: list[Mechanism] = []  # in the order of their declaration
 
 
-def catalog_card(
+def normalizer_entry(
     name: str,
     *,
     formula: str,
@@ -79,7 +79,7 @@ def catalog_card(
     The other arguments are fields of `Mechanism`. The catalog lists the constructors of regard only.
     """
     program = example_program(f"normalizer=normalizer.{example}")
-    card = Mechanism(
+    entry = Mechanism(
         *("normalizers", name, formula, paper, program, reference_test),
         exactness=exactness,
         time_complexity=time_complexity,
@@ -88,7 +88,7 @@ def catalog_card(
 
     def declare(constructor: Callable[P, R]) -> Callable[P, R]:
         if constructor.__module__.startswith("regard."):
-            CARDS.append(card)
+            NORMALIZER_ENTRIES.append(entry)
         return constructor
 
     return declare

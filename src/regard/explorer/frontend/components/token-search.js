@@ -7,7 +7,7 @@ import { selectLayer, selectSession, selectTokens } from "../state/selectors.js"
 const NO_MATCH = "no match";
 
 /** @param {(query: number, key: number) => void} onMatch */
-export function searchBox(context, onMatch) {
+export function tokenSearch(context, onMatch) {
   const input = element("input", {
     type: "search",
     placeholder: "Find a token",
@@ -37,7 +37,7 @@ export function searchBox(context, onMatch) {
     const result = length ? `${formatCount(length)} ${length === 1 ? "match" : "matches"}` : NO_MATCH;
     status.textContent = input.value ? result : "";
   });
-  return element("span", { class: "search-box" }, input, status);
+  return element("span", { class: "token-search" }, input, status);
 }
 
 /** The cells [query, key] of the tokens in which the occurrences of a text begin. */
