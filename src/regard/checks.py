@@ -144,12 +144,12 @@ def tensor(
     """
     if not isinstance(value, Tensor):
         raise ArgumentError(f"{name} must be a tensor{_of_shape_text(shape)}; got {describe(value)}.")
-    if shape is not None and not _has_shape(value, shape):
+    if shape is not None and not _matches_shape(value, shape):
         raise ArgumentError(f"{name} must have shape {_format_shape(shape)}; got {tuple(value.shape)}.")
     if dims is not None and value.dim() not in dims:
         allowed = " or ".join(str(n) for n in dims)
         raise ArgumentError(f"{name} must have {allowed} dimensions; got shape {tuple(value.shape)}.")
-    if dtype_kind is not None and not _has_dtype(value, dtype_kind):
+    if dtype_kind is not None and not _matches_dtype(value, dtype_kind):
         raise ArgumentError(f"{name} must hold {DTYPE_KINDS[dtype_kind]}; got {value.dtype}.")
     return value
 
@@ -225,12 +225,12 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _has_shape(value: Tensor, shape: tuple[int | str, ...]) -> bool:
+def _matches_shape(value: Tensor, shape: tuple[int | str, ...]) -> bool:
     sizes = zip(value.shape, shape, strict=False)
     return value.dim() == len(shape) and all(isinstance(size, str) or n == size for n, size in sizes)
 
 
-def _has_dtype(value: Tensor, dtype_kind: str) -> bool:
+def _matches_dtype(value: Tensor, dtype_kind: str) -> bool:
     if dtype_kind == "floats":
         return value.is_floating_point()
     if dtype_kind == "booleans":

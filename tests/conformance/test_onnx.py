@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 import regard
 from regard import score
 from regard.errors import ArgumentError
-from regard.integrations.onnx.attention_node import attention, rotary_embedding
+from regard.integrations.onnx.attention_operators import attention, rotary_embedding
 
 every_backend = pytest.mark.parametrize("backend", regard.available_backends())
 

@@ -12,7 +12,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from regard.errors import ArgumentError
-from regard.integrations.onnx.linear_attention_node import UPDATE_RULES, linear_attention
+from regard.integrations.onnx.linear_attention_operators import UPDATE_RULES, linear_attention
 
 _NAMES = """
     linear_attention_linear linear_attention_gated linear_attention_gated_per_head_decay

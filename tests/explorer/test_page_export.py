@@ -150,7 +150,7 @@ def test_file_hides_the_sink_as_a_mask_does(site: Site, file: Path) -> None:
     page.mouse.move(*cell_center(page, query, key))
     wait_until_idle(page)
     assert is_close(page.locator(".readout output").text_content(), float(expected[query, key]))
-    item = page.locator(f".row-text [data-query='{query}'] li").first
+    item = page.locator(f".shaded-text [data-query='{query}'] li").first
     assert float(item.get_attribute("data-value")) == pytest.approx(float(expected[query, key]), abs=1e-5)
 
 

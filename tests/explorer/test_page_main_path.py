@@ -55,15 +55,15 @@ def test_cards_open_maps_and_cells_open_arithmetic(site: Site) -> None:
 def test_text_beside_the_map_is_shaded_by_the_hovered_row(site: Site) -> None:
     page = site.page(f"view=map&layer={LAYER}&head={HEAD}")
     page.mouse.move(*cell_center(page, 15, 4))
-    item = page.locator(".row-text li").first
+    item = page.locator(".shaded-text li").first
     item.wait_for()
     best = int(weights()[15].argmax())
     assert int(item.get_attribute("data-token")) == best
     assert float(item.get_attribute("data-value")) == pytest.approx(float(weights()[15, best]), abs=1e-5)
-    shades = page.eval_on_selector_all(".row-text .token", "all => all.map((token) => token.style.backgroundColor)")
+    shades = page.eval_on_selector_all(".shaded-text .token", "all => all.map((token) => token.style.backgroundColor)")
     assert shades[best]
     assert not shades[9]
-    assert page.locator(".row-text .token[data-state=query]").text_content().strip() == "the"
+    assert page.locator(".shaded-text .token[data-state=query]").text_content().strip() == "the"
 
 
 def test_main_path_works_by_keyboard_and_is_announced(site: Site) -> None:

@@ -75,7 +75,7 @@ def test_wheel_zooms_to_exact_weights(page: Any) -> None:
     value, caption = read_cell(page, query, key)
     assert caption == "weight"
     assert is_close(value, float(weights(LONG_TEXT)[query, key]))
-    item = page.locator(f".row-text [data-query='{query}'] li").first
+    item = page.locator(f".shaded-text [data-query='{query}'] li").first
     largest = weights(LONG_TEXT)[query].max()  # several keys may have it
     assert weights(LONG_TEXT)[query, int(item.get_attribute("data-token"))] == pytest.approx(float(largest), abs=1e-5)
     assert is_close(item.locator(".bar-value").text_content(), float(largest))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard import mask
 from regard.errors import ArgumentError
 from regard.nn import BlockConfig, Decoder, Encoder, FeedForward, RotaryEmbedding, Transformer
-from regard.nn.feedforward import default_ffn_dim
+from regard.nn.feed_forward import default_ffn_dim
 
 CLOSE = dict(rtol=1e-3, atol=2e-5)  # float32 sums in a different order, through several layers
 SIZES = dict(embed_dim=32, num_heads=4, ffn_dim=48)

@@ -8,9 +8,9 @@ import torch
 import regard
 from regard import feature_map, mask, normalizer, score
 from regard.walkthrough.option_parser import (
-    MASK_FACTORIES,
-    NORMALIZER_FACTORIES,
-    SCORE_FACTORIES,
+    MASK_CONSTRUCTORS,
+    NORMALIZER_CONSTRUCTORS,
+    SCORE_CONSTRUCTORS,
     parse_mask,
     parse_normalizer,
     parse_score,
@@ -197,10 +197,10 @@ def test_arguments_of_the_wrong_type_raise(parse: Callable[[str], object], text:
 
 def test_every_public_factory_can_be_parsed() -> None:
     functions = {name for name in score.__all__ if name.islower()}  # the other names are types
-    assert set(SCORE_FACTORIES) == functions - {"custom", "modifier", "rotary", "shaw_values"}
+    assert set(SCORE_CONSTRUCTORS) == functions - {"custom", "modifier", "rotary", "shaw_values"}
     for module, factories, excluded in (
-        (mask, MASK_FACTORIES, {"from_function", "mask_from_expr", "as_mask", "trace_builtin_mask"}),
-        (normalizer, NORMALIZER_FACTORIES, {"as_normalizer"}),
+        (mask, MASK_CONSTRUCTORS, {"from_function", "mask_from_expr", "as_mask", "trace_builtin_mask"}),
+        (normalizer, NORMALIZER_CONSTRUCTORS, {"as_normalizer"}),
     ):
         functions = {
             name

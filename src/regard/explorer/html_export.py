@@ -51,7 +51,7 @@ def build_html_file(
         store.add(*request)
     for layer, head, query, key in cells:
         store.add("cell_steps", {"session": session_id, "layer": layer, "head": head, "query": query, "key": key})
-    _add_maps(store, session, session_id, heads)
+    _add_map_tiles(store, session, session_id, heads)
     for run in dispatch(explorer, "experiments", {}).values["completed_runs"]:
         store.add_all(f"the experiment {run['name']}", [("experiment", run)])
     for layer, head in heads:
@@ -61,7 +61,9 @@ def build_html_file(
     return _offline_html(session.title, store.responses), store.omitted
 
 
-def _add_maps(store: "_ResponseStore", session: Session, session_id: int, heads: Sequence[tuple[int, int]]) -> None:
+def _add_map_tiles(
+    store: "_ResponseStore", session: Session, session_id: int, heads: Sequence[tuple[int, int]]
+) -> None:
     """Add the levels of all heads, from the coarsest to the finest, until one does not fit.
 
     The page shows the thumbnail of a head without any level.

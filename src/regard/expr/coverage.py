@@ -106,7 +106,9 @@ def _classify_cells(
     full, some = np.empty((2, cells.shape[1]), bool)
     for start in range(0, cells.shape[1], BOXES_PER_CHUNK):
         chunk = slice(start, start + BOXES_PER_CHUNK)
-        low, high = bounds.bounds(expr, _cell_boxes(cells[:, chunk].astype(np.int64), level, tile_shape, score_shape))
+        low, high = bounds.bounds(
+            expr, _cells_to_boxes(cells[:, chunk].astype(np.int64), level, tile_shape, score_shape)
+        )
         full[chunk], some[chunk] = low == 1, high != 0
     return full, some
 
@@ -118,7 +120,7 @@ def _count_distinct_batches_and_heads(
     return score_shape[0] if depends_on_batch else 1, score_shape[1] if "h" in expr.free_variables else 1
 
 
-def _cell_boxes(cells: Array, level: int, tile_shape: tuple[int, int], score_shape: ScoreShape) -> IndexBoxes:
+def _cells_to_boxes(cells: Array, level: int, tile_shape: tuple[int, int], score_shape: ScoreShape) -> IndexBoxes:
     b, h, row, column = cells
     rows, columns = tile_shape[0] << level, tile_shape[1] << level
     return IndexBoxes(

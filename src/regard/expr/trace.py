@@ -512,7 +512,7 @@ _PYTHON_OPERATORS = (
 )
 
 
-def _method(name: str, operation: SymbolicFunction) -> SymbolicFunction:
+def _make_method(name: str, operation: SymbolicFunction) -> SymbolicFunction:
     def method(self: Symbol, *args: Any, **kwargs: Any) -> Any:
         return operation(self, *args, **kwargs)
 
@@ -521,8 +521,8 @@ def _method(name: str, operation: SymbolicFunction) -> SymbolicFunction:
 
 
 for _name in _PYTHON_OPERATORS:
-    setattr(Symbol, f"__{_name}__", _method(_name, TORCH_FUNCTIONS[_name]))
+    setattr(Symbol, f"__{_name}__", _make_method(_name, TORCH_FUNCTIONS[_name]))
 for _name, _operation in TORCH_FUNCTIONS.items():
     if not hasattr(Symbol, _name):
-        setattr(Symbol, _name, _method(_name, _operation))
+        setattr(Symbol, _name, _make_method(_name, _operation))
 Symbol.where = lambda self, condition, other: _symbolic_op("where", condition, self, other)  # type: ignore[attr-defined]  # argument order of Tensor.where

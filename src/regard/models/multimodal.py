@@ -23,7 +23,7 @@ from regard.models.vision import ImageEncoder
 from regard.nn import input_checks
 from regard.nn.block import Block, BlockAttentionResult, BlockConfig
 from regard.nn.embedding import TokenEmbedding
-from regard.nn.feedforward import FeedForward
+from regard.nn.feed_forward import FeedForward
 from regard.nn.kv_cache import KeyValueCache, LayerCache
 from regard.nn.position_encoding import PositionEncoding
 from regard.nn.transformer import Decoder

@@ -3,7 +3,7 @@
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.block import Block, BlockConfig
 from regard.nn.embedding import TokenEmbedding
-from regard.nn.feedforward import FeedForward
+from regard.nn.feed_forward import FeedForward
 from regard.nn.generation import BeamSearchResult, CausalLM, Sampler, beam_search, generate, generate_stream, greedy
 from regard.nn.kv_cache import KeyValueCache, LayerCache
 from regard.nn.latent_attention import LatentAttention

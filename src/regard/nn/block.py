@@ -16,7 +16,7 @@ from regard.errors import ArgumentError
 from regard.mask import MaskLike
 from regard.nn import input_checks
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.feedforward import feed_forward, get_activation, make_linears
+from regard.nn.feed_forward import feed_forward, get_activation, make_linears
 from regard.nn.kv_cache import LayerCache
 from regard.nn.norm import NORMS, make_norm
 from regard.nn.position_encoding import PositionEncoding

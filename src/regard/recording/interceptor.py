@@ -112,7 +112,7 @@ class Interceptor:
         """Hook for `install_hook`: return the callback that receives the output of a call of regard."""
         if self.is_inside_call or threading.get_ident() != self.thread_id:
             return _keep_output
-        on_output = self.on_call(CapturedCall(lambda: _weight_arguments(call), "regard"))
+        on_output = self.on_call(CapturedCall(lambda: _deterministic_arguments(call), "regard"))
 
         def call_hook(output: Any) -> Any:
             with self.ignore_calls():
@@ -148,7 +148,7 @@ class Interceptor:
 FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
-def _weight_arguments(call: AttentionCall) -> dict[str, Any]:
+def _deterministic_arguments(call: AttentionCall) -> dict[str, Any]:
     """The arguments that determine the weights and the output without dropout."""
     arguments = call._asdict()
     for name in ("dropout", "seed", "backend"):

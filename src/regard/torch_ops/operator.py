@@ -264,7 +264,7 @@ register_vmap("regard::attention", partial(_vmap_rule, _attention), lib=_library
 register_vmap("regard::attention_backward", partial(_vmap_rule, _attention_backward), lib=_library)
 
 
-def _autocast_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+def _forward_under_autocast(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
     """Autocast mixes dtypes on purpose: use the widest, so that nothing is rounded."""
     widest = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     with without_autocast(q.device.type):
@@ -272,4 +272,4 @@ def _autocast_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
 
 
 for _key in ("AutocastCPU", "AutocastCUDA", "AutocastXPU"):
-    _library.impl("attention", _autocast_forward, _key)
+    _library.impl("attention", _forward_under_autocast, _key)

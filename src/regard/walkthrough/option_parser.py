@@ -21,10 +21,10 @@ __all__ = ["parse_mask", "parse_normalizer", "parse_score"]
 
 MAX_OPTION_CHARACTERS, MAX_OPTION_NUMBER = 2000, 2**31  # length of the text, and magnitude of a number in it
 
-Factories = Mapping[str, Callable[..., Any]]
+Constructors = Mapping[str, Callable[..., Any]]
 
 
-def _public_factories(module: ModuleType, *result_types: type) -> Factories:
+def _public_constructors(module: ModuleType, *result_types: type) -> Constructors:
     """The public constructors of a module that can be written as text and return one of these types."""
     constructors = text_constructors(module.__name__.rpartition(".")[2])
     return {
@@ -38,11 +38,11 @@ def _mask_from_rows(rows: Any) -> mask.Mask:
     return mask.tensor(torch.as_tensor(rows) != 0)
 
 
-_MASKS = {name: factory for name, factory in _public_factories(mask, mask.Mask).items() if name != "tensor"}
-MASK_FACTORIES: Factories = {**_MASKS, "tensor": _mask_from_rows}
-SCORE_FACTORIES: Factories = _public_factories(score, score.Score, ScoreModifier)
-NORMALIZER_FACTORIES: Factories = _public_factories(normalizer, normalizer.Normalizer)
-FEATURE_MAP_FACTORIES: Factories = _public_factories(feature_map, feature_map.FeatureMap)
+_MASKS = {name: constructor for name, constructor in _public_constructors(mask, mask.Mask).items() if name != "tensor"}
+MASK_CONSTRUCTORS: Constructors = {**_MASKS, "tensor": _mask_from_rows}
+SCORE_CONSTRUCTORS: Constructors = _public_constructors(score, score.Score, ScoreModifier)
+NORMALIZER_CONSTRUCTORS: Constructors = _public_constructors(normalizer, normalizer.Normalizer)
+FEATURE_MAP_CONSTRUCTORS: Constructors = _public_constructors(feature_map, feature_map.FeatureMap)
 
 
 def parse_mask(text: str) -> mask.Mask:
@@ -51,7 +51,7 @@ def parse_mask(text: str) -> mask.Mask:
     >>> print(parse_mask("causal & ~sliding_window(2)"))
     j <= p and not (p - 2 < j and j < p + 2)
     """
-    parsed: mask.Mask = _OptionParser("mask", MASK_FACTORIES, "causal & sliding_window(256)", text).parse()
+    parsed: mask.Mask = _OptionParser("mask", MASK_CONSTRUCTORS, "causal & sliding_window(256)", text).parse()
     return parsed
 
 
@@ -70,7 +70,7 @@ def parse_score(
     parsed = (
         score.scaled_dot(scale)
         if text is None
-        else _OptionParser("score", SCORE_FACTORIES, "cosine(10).then(alibi)", text).parse()
+        else _OptionParser("score", SCORE_CONSTRUCTORS, "cosine(10).then(alibi)", text).parse()
     )
     if temperature is None:
         return parsed
@@ -86,15 +86,15 @@ def parse_normalizer(text: str) -> normalizer.Normalizer:
     >>> parse_normalizer("entmax(1.5)").formula
     'entmax of 1.5'
     """
-    parsed: normalizer.Normalizer = _OptionParser("normalizer", NORMALIZER_FACTORIES, "entmax(1.5)", text).parse()
+    parsed: normalizer.Normalizer = _OptionParser("normalizer", NORMALIZER_CONSTRUCTORS, "entmax(1.5)", text).parse()
     return parsed
 
 
 class _OptionParser:
     """Parses one text of one kind: a mask, a score, a normalizer or a feature map."""
 
-    def __init__(self, kind: str, factories: Factories, example: str, text: str) -> None:
-        self.kind, self.factories, self.example, self.text = kind, factories, example, text
+    def __init__(self, kind: str, constructors: Constructors, example: str, text: str) -> None:
+        self.kind, self.constructors, self.example, self.text = kind, constructors, example, text
 
     def parse(self) -> Any:
         if len(self.text) > MAX_OPTION_CHARACTERS:
@@ -112,7 +112,7 @@ class _OptionParser:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert) and self.kind == "mask":
             return ~self._build(node.operand)
         if isinstance(node, ast.Name):
-            return self._call_factory(node.id, [], {})
+            return self._call_constructor(node.id, [], {})
         if isinstance(node, ast.Call):
             return self._build_call(node)
         raise self._parse_error(f"{ast.unparse(node)!r} is not a {self.kind}")
@@ -128,25 +128,25 @@ class _OptionParser:
             raise self._parse_error(f"{ast.unparse(node)!r} is not a {self.kind}")
         args = [self._literal(arg) for arg in node.args]
         options = {str(keyword.arg): self._literal(keyword.value) for keyword in node.keywords}
-        return self._call_factory(node.func.id, args, options)
+        return self._call_constructor(node.func.id, args, options)
 
-    def _call_factory(self, name: str, args: list[Any], options: dict[str, Any]) -> Any:
-        if name not in self.factories:
+    def _call_constructor(self, name: str, args: list[Any], options: dict[str, Any]) -> Any:
+        if name not in self.constructors:
             raise self._parse_error(f"{name!r} is not a {self.kind}")
-        factory = self.factories[name]
+        constructor = self.constructors[name]
         try:
-            _check_argument_types(name, inspect.signature(factory), args, options)
-            return factory(*args, **options)
+            _check_argument_types(name, inspect.signature(constructor), args, options)
+            return constructor(*args, **options)
         except RegardError:
             raise
         except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError) as error:
-            names = ", ".join(str(p).split(":")[0] for p in inspect.signature(factory).parameters.values())
+            names = ", ".join(str(p).split(":")[0] for p in inspect.signature(constructor).parameters.values())
             raise ArgumentError(f"{name} has the arguments {name}({names}); got {self.text!r}: {error}.") from None
 
     def _literal(self, node: ast.expr) -> Any:
         """Return the value of an argument: a number, a string, a list of numbers, or a feature map of a kernel."""
         if self.kind == "normalizer" and isinstance(node, (ast.Name, ast.Call)):
-            return _OptionParser("feature map", FEATURE_MAP_FACTORIES, "favor(64)", ast.unparse(node)).parse()
+            return _OptionParser("feature map", FEATURE_MAP_CONSTRUCTORS, "favor(64)", ast.unparse(node)).parse()
         try:
             value = ast.literal_eval(node)
             if isinstance(value, (list, tuple)):
@@ -158,7 +158,7 @@ class _OptionParser:
         return value
 
     def _parse_error(self, reason: str, list_names: bool = True) -> ArgumentError:
-        names = f" Use {', '.join(self.factories)}." if list_names else ""
+        names = f" Use {', '.join(self.constructors)}." if list_names else ""
         text = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
         return ArgumentError(f"a {self.kind} must be written as in {self.example!r}; got {text!r}: {reason}.{names}")
 
@@ -174,7 +174,7 @@ def _magnitude(value: Any) -> float:
 
 
 def _check_argument_types(name: str, signature: inspect.Signature, args: list[Any], options: dict[str, Any]) -> None:
-    """Raise `ArgumentError` for a value whose type the factory does not accept."""
+    """Raise `ArgumentError` for a value whose type the constructor does not accept."""
     for parameter, value in signature.bind(*args, **options).arguments.items():
         annotation, default = str(signature.parameters[parameter].annotation), signature.parameters[parameter].default
         kinds = {

@@ -22,12 +22,12 @@ def test_the_best_readout_misses_values_outside_the_span_of_the_keys():
     k = normalize(torch.randn(20, 8, generator=make_generator(), dtype=torch.float64), dim=-1)
     residual = torch.eye(20, dtype=torch.float64) - k @ torch.linalg.inv(k.mT @ k) @ k.mT
     assert float(residual.trace()) / 20 == pytest.approx(1 - 8 / 20, rel=1e-12)
-    missed, error = module._least_squares_readout(20, 8, 2, 500, make_generator())
+    missed, error = module._least_squares_readout_error(20, 8, 2, 500, make_generator())
     assert abs(missed - (1 - 8 / 20) * (1 - 8 / 1000)) < 5 * error
 
 
 def test_a_short_sequence_is_read_without_loss():
-    missed, error = module._least_squares_readout(8, 8, 2, 100, make_generator())
+    missed, error = module._least_squares_readout_error(8, 8, 2, 100, make_generator())
     assert missed < 1e-20
     assert error == 0.0
 
@@ -69,8 +69,8 @@ def test_eleven_letters_fit_into_a_float_and_twelve_do_not(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "replacement"),
     [
-        ("_key_readout", lambda n, state_dim, *others: (n / state_dim, 1e-3)),
-        ("_least_squares_readout", lambda n, *others: (1 / n, 1e-3)),
+        ("_key_readout_error", lambda n, state_dim, *others: (n / state_dim, 1e-3)),
+        ("_least_squares_readout_error", lambda n, *others: (1 / n, 1e-3)),
         ("_attention_missed_fraction", lambda lengths, margin: torch.full_like(lengths, math.exp(-2 * margin))),
         ("_encoder_readout", lambda n, *others: 1.0),
         ("LETTERS_PER_FLOAT", 12),

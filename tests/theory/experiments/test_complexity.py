@@ -81,7 +81,7 @@ def test_graph_depth_grows_for_a_recurrent_cell_only():
     ("tokens", "window", "layers"), [(9, 3, [1, 4, 2]), (10, 3, [1, 5, 3]), (64, 8, [1, 9, 2]), (4, 16, [1, 1, 1])]
 )
 def test_layers_to_reach_the_first_token(tokens, window, layers):
-    assert module._layers_to_reach(tokens, window) == layers
+    assert module._depths_to_reach_the_first_token(tokens, window) == layers
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_layers_to_reach_the_first_token(tokens, window, layers):
         ("_training_flops", lambda width: (4.0, 1)),
         ("_num_causal_pairs", lambda n: n * n // 2),
         ("_graph_depth", lambda n, cell: n if not cell else 5),
-        ("_layers_to_reach", lambda tokens, window: [1, tokens // window + 2, 1]),
+        ("_depths_to_reach_the_first_token", lambda tokens, window: [1, tokens // window + 2, 1]),
         ("six_n_d", lambda parameters, tokens, **others: 6 * parameters * tokens),
         ("crossover_length", lambda forward, length: 1024),
     ],

@@ -73,11 +73,11 @@ class PackedProgram:
         ]
         addresses = np.array([address(x) for x in tables if x is not None], np.int64)
         sums = [
-            _row(abi.GradientSum, data=address(x), size=x.numel(), conflict_scope=scope)
+            _struct_row(abi.GradientSum, data=address(x), size=x.numel(), conflict_scope=scope)
             for x, scope in zip(gradient_sums, self.conflict_scopes, strict=True)
         ]
         packed_sums = np.array(sums, np.int64)
-        fields = _row(
+        fields = _struct_row(
             abi.Program,
             instructions=self.instructions.ctypes.data,
             score_mod_end=program.score_mod_end,
@@ -325,7 +325,7 @@ class _PrecomputedArrays:
         return _as_int32_words(self._pad_to_panel(indices + begin, "i"))
 
 
-def _row(struct: type[ctypes.Structure], **values: int) -> tuple[int, ...]:
+def _struct_row(struct: type[ctypes.Structure], **values: int) -> tuple[int, ...]:
     """The values of a struct of integers in memory order, as a row of an array."""
     return tuple(values[name] for name in abi.FIELD_NAMES[struct])
 
@@ -334,13 +334,13 @@ def _instruction_fields(x: TileInstruction) -> tuple[int, ...]:
     operands: dict[str, int] = {}
     for name, operand in (("a", x.a), ("b", x.b), ("c", x.c)):
         operands |= {f"{name}_kind": OPERAND_KINDS.index(operand.kind), f"{name}_index": operand.index}
-    return _row(abi.Instruction, op=OPCODES.index(x.op), dest=x.dest, table=x.table, padding=0, **operands)
+    return _struct_row(abi.Instruction, op=OPCODES.index(x.op), dest=x.dest, table=x.table, padding=0, **operands)
 
 
 def _array_fields(x: Tensor) -> tuple[int, ...]:
     """The fields of a PositionArray: a stride is 0 if all batch elements or heads share the values."""
     batch_stride, head_stride = (x.stride(n) if x.shape[n] > 1 else 0 for n in (0, 1))
-    return _row(abi.PositionArray, data=address(x), batch_stride=batch_stride, head_stride=head_stride)
+    return _struct_row(abi.PositionArray, data=address(x), batch_stride=batch_stride, head_stride=head_stride)
 
 
 def _as_int32_words(values: Tensor) -> Tensor:

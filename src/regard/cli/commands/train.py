@@ -153,7 +153,7 @@ def _run_training(training: Trainer, folder: Path, save_steps: int) -> int:
     if not training.is_done:
         return 128 + (signals[0] if signals else signal.SIGINT)
     if _is_rank_zero():
-        _write_results(training, folder)
+        _test_and_save_results(training, folder)
     return 0
 
 
@@ -193,7 +193,7 @@ def _show_progress(training: Trainer) -> Iterator[Callable[[Sequence[StepReport]
         yield show
 
 
-def _write_results(training: Trainer, folder: Path) -> None:
+def _test_and_save_results(training: Trainer, folder: Path) -> None:
     with show_spinner("evaluating on held-out data"):
         results = training.test()
     save_trained(training, folder / MODEL_FILE)

@@ -24,11 +24,11 @@ from regard.call.parse import parse_call
 from regard.call.spec import ParsedCall
 from regard.call.subcall import StridedRange
 from regard.distributed.out_of_core.file_writer import (
+    MemoryWriter,
     OutputFile,
-    TensorWriter,
+    memory_writer,
     open_writer,
     resolve_output,
-    tensor_writer,
 )
 from regard.distributed.out_of_core.prefetch import prefetch_rows
 from regard.distributed.out_of_core.row_source import RowSource, as_row_source
@@ -106,7 +106,7 @@ def attention_from_files(
     call = _check_out_of_core(_parse_call_with_first_rows(parse, sources, seed))
     steps = build_schedule(call, backend, parse_byte_count(budget))
     shape = (*call.leading_shape, call.spec.n_q, call.spec.value_dim)
-    in_memory = tensor_writer(out, shape, call.spec.dtype) if output_file is None else None
+    in_memory = memory_writer(out, shape, call.spec.dtype) if output_file is None else None
     out_of_core_call = _OutOfCoreCall(partial(parse, seed=call.seed), sources, call, backend)
     with (
         torch.no_grad(),
@@ -142,7 +142,7 @@ def _check_shapes(sources: list[RowSource], score: Any) -> None:
 
 
 def _open_output(
-    target: OutputFile | None, writer: TensorWriter | None, shape: tuple[int, ...], dtype: torch.dtype
+    target: OutputFile | None, writer: MemoryWriter | None, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Any:
     return nullcontext(writer) if target is None else open_writer(target, shape, dtype)
 

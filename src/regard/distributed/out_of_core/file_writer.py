@@ -44,7 +44,7 @@ def resolve_output(out: str | Path) -> OutputFile:
     return OutputFile(path, DEFAULT_TENSOR_NAME if name is None else name)
 
 
-class TensorWriter:
+class MemoryWriter:
     """Writes rows (dimension -2) of a tensor in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -54,7 +54,7 @@ class TensorWriter:
         self.tensor[..., rows.start : rows.stop, :] = block
 
 
-class FileWriter(TensorWriter):
+class FileWriter(MemoryWriter):
     """Writes rows of a tensor in a file; memory-mapping would count written pages as memory of the process."""
 
     def __init__(self, file: BinaryIO, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -82,10 +82,10 @@ def open_writer(target: OutputFile, shape: tuple[int, ...], dtype: torch.dtype) 
         yield FileWriter(file, shape, dtype)
 
 
-def tensor_writer(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> TensorWriter:
+def memory_writer(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> MemoryWriter:
     """Return a writer into the array `out`, or into a new tensor if `out` is None."""
     if out is None:
-        return TensorWriter(torch.empty(shape, dtype=dtype))
+        return MemoryWriter(torch.empty(shape, dtype=dtype))
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ArgumentError("out must be writable; got a read-only array. Open it with mode='r+'.")
     tensor = as_tensor(out, "out")
@@ -94,7 +94,7 @@ def tensor_writer(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
             f"out must have shape {shape} and dtype {dtype}; got {tuple(tensor.shape)} and {tensor.dtype}. "
             "Pass a path to create a file of the right shape."
         )
-    return TensorWriter(tensor)
+    return MemoryWriter(tensor)
 
 
 def _header(target: OutputFile, shape: tuple[int, ...], dtype: torch.dtype) -> bytes:

@@ -86,7 +86,7 @@ def cost(explorer: Explorer, params: Params) -> Payload:
         "description": "projections and the feed-forward network, 2 FLOPs per token and matrix entry",
     }
     crossovers = [
-        *_non_attention_crossovers(cost_models, head_dim, num_heads, embed_dim, ffn_dim, gated),
+        *_attention_vs_rest_crossovers(cost_models, head_dim, num_heads, embed_dim, ffn_dim, gated),
         *_pairwise_crossovers(cost_models, head_dim, num_heads),
     ]
     return Payload({"seq_lens": seq_lens, "curves": curves, "non_attention": other, "crossovers": crossovers})
@@ -101,7 +101,7 @@ def _mechanism_names(params: Params) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _non_attention_crossovers(
+def _attention_vs_rest_crossovers(
     cost_models: list[CostModel], head_dim: int, num_heads: int, embed_dim: int, ffn_dim: int, gated: bool
 ) -> list[dict[str, Any]]:
     """Return the lengths at which attention costs as much as the rest of the layer: 6 D if ffn_dim is 4 D."""

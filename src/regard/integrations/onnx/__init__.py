@@ -1,7 +1,7 @@
 """The ONNX operators Attention, RotaryEmbedding and LinearAttention, computed by regard."""
 
-from regard.integrations.onnx.attention_node import AttentionOutputs, attention, rotary_embedding
-from regard.integrations.onnx.linear_attention_node import LinearAttentionOutputs, linear_attention
+from regard.integrations.onnx.attention_operators import AttentionOutputs, attention, rotary_embedding
+from regard.integrations.onnx.linear_attention_operators import LinearAttentionOutputs, linear_attention
 
 __all__ = ["AttentionOutputs", "LinearAttentionOutputs", "attention", "linear_attention", "rotary_embedding"]
 

@@ -53,7 +53,7 @@ class ClusterMerges:
 
 
 @dataclass(frozen=True, eq=False)
-class HemisphereTrajectory:
+class HemisphereConvergence:
     """Tokens in a hemisphere: the smallest inner product with its axis, and the largest 1 - γ."""
 
     times: Tensor
@@ -150,7 +150,7 @@ def energy_rates(start: Tensor, beta: float) -> tuple[Tensor, Tensor]:
 
 
 # ---- in a hemisphere ----------------------------------------------------------------------------------------
-def simulate_hemisphere(num_tokens: int, dim: int, generator: torch.Generator) -> HemisphereTrajectory:
+def simulate_hemisphere(num_tokens: int, dim: int, generator: torch.Generator) -> HemisphereConvergence:
     """Simulate random tokens within 84° of the first axis."""
     x = torch.randn(num_tokens, dim, generator=generator, dtype=torch.float64)
     x[:, 0] = x[:, 0].abs()
@@ -160,7 +160,7 @@ def simulate_hemisphere(num_tokens: int, dim: int, generator: torch.Generator) -
     times = torch.linspace(0, 16, 65, dtype=torch.float64)
     path = integrate_on_sphere(normalize(x, dim=-1), softmax_velocity(HEMISPHERE_BETA), times, 1)
     gaps = (path.unsqueeze(1) - path.unsqueeze(2)).square().sum(-1) / 2  # 1 - γ without the rounding of 1
-    return HemisphereTrajectory(times, path[..., 0].amin(-1), gaps.flatten(1).amax(-1))
+    return HemisphereConvergence(times, path[..., 0].amin(-1), gaps.flatten(1).amax(-1))
 
 
 # ---- on a line ----------------------------------------------------------------------------------------------

@@ -70,11 +70,13 @@ def bottleneck(
     """
     random = torch.Generator().manual_seed(seed)
     report = progress or (lambda fraction: None)
-    best = _for_each_length(lambda n: _least_squares_readout(n, state_dim, value_dim, num_samples, random))
+    best = _for_each_length(lambda n: _least_squares_readout_error(n, state_dim, value_dim, num_samples, random))
     report(0.3)
-    direct = _for_each_length(lambda n: _key_readout(n, state_dim, value_dim, num_samples // 4, random))
+    direct = _for_each_length(lambda n: _key_readout_error(n, state_dim, value_dim, num_samples // 4, random))
     report(0.6)
-    attended = _for_each_length(lambda n: _attention_readout(n, value_dim, logit_margin, num_samples // 4, random))
+    attended = _for_each_length(
+        lambda n: _attention_readout_error(n, value_dim, logit_margin, num_samples // 4, random)
+    )
     delta = torch.tensor([_delta_rule_readout(n, state_dim, value_dim, random) for n in LENGTHS])
     report(0.8)
     states = torch.tensor(
@@ -137,7 +139,7 @@ def _randn(*size: int, generator: torch.Generator) -> Tensor:
 
 
 # ---- a state of fixed size ----------------------------------------------------------------------------------
-def _least_squares_readout(
+def _least_squares_readout_error(
     n: int, state_dim: int, value_dim: int, num_samples: int, generator: torch.Generator
 ) -> tuple[float, float]:
     """Return the error of a least-squares readout, fitted to samples with the same keys, and its standard error."""
@@ -159,7 +161,7 @@ def _basis(rows: Tensor) -> Tensor:
     return output
 
 
-def _key_readout(
+def _key_readout_error(
     n: int, state_dim: int, value_dim: int, num_draws: int, generator: torch.Generator
 ) -> tuple[float, float]:
     """Return the error of reading each token with its own key, and its standard error; keys are random per draw."""
@@ -182,7 +184,7 @@ def _mean_and_standard_error(values: Tensor) -> tuple[float, float]:
 
 
 # ---- attention over all tokens ------------------------------------------------------------------------------
-def _attention_readout(
+def _attention_readout_error(
     n: int, value_dim: int, logit_margin: float, num_draws: int, generator: torch.Generator
 ) -> tuple[float, float]:
     """Return the error of attention with orthonormal keys, in which each token is queried by its key."""

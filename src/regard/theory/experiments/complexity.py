@@ -67,7 +67,7 @@ def complexity(
     flops_per_token, num_weights = _training_flops(embed_dim)
     report(0.8)
     depths = [_graph_depth(n, cell) for cell in (False, True) for n in (8, 16, 32)]
-    layers = _layers_to_reach(num_tokens, window)
+    layers = _depths_to_reach_the_first_token(num_tokens, window)
     times = _measure_times()
     report(1.0)
     data = {
@@ -174,7 +174,7 @@ def _longest_path(output: Tensor) -> int:
     return depth[output.grad_fn]
 
 
-def _layers_to_reach(num_tokens: int, window: int) -> list[int]:
+def _depths_to_reach_the_first_token(num_tokens: int, window: int) -> list[int]:
     """Return the layers until the last output depends on the first token: full, windowed and dilated attention."""
 
     def dilated(layer: int) -> Any:
@@ -182,13 +182,13 @@ def _layers_to_reach(num_tokens: int, window: int) -> list[int]:
         return mask.causal() & (lambda b, h, i, j: ((i - j) % step == 0) & (i - j < window * step))
 
     return [
-        _count_layers_to_reach(num_tokens, lambda layer: mask.causal()),
-        _count_layers_to_reach(num_tokens, lambda layer: mask.causal() & mask.sliding_window(window)),
-        _count_layers_to_reach(num_tokens, dilated),
+        _count_layers_to_reach_the_first_token(num_tokens, lambda layer: mask.causal()),
+        _count_layers_to_reach_the_first_token(num_tokens, lambda layer: mask.causal() & mask.sliding_window(window)),
+        _count_layers_to_reach_the_first_token(num_tokens, dilated),
     ]
 
 
-def _count_layers_to_reach(num_tokens: int, layer_mask: Callable[[int], Any]) -> int:
+def _count_layers_to_reach_the_first_token(num_tokens: int, layer_mask: Callable[[int], Any]) -> int:
     """Propagate a value of the first token with uniform weights until the last token is not exactly 0."""
     zeros = torch.zeros(num_tokens, 1, dtype=torch.float64)
     signal, layers = zeros.clone(), 0

@@ -35,7 +35,7 @@ from regard.theory.analysis.token_trajectories import (
     MERGE_BETAS,
     NUM_FRAMES,
     ClusterMerges,
-    HemisphereTrajectory,
+    HemisphereConvergence,
     OrthonormalTrajectory,
     count_clusters,
     energy_rates,
@@ -159,7 +159,7 @@ def _energy_claims(energy_path: Tensor, expected_rates: Tensor, actual_rates: Te
     )
 
 
-def _hemisphere_claims(hemisphere: HemisphereTrajectory) -> tuple[Claim, Claim]:
+def _hemisphere_claims(hemisphere: HemisphereConvergence) -> tuple[Claim, Claim]:
     is_late = hemisphere.max_gap[:-8] < 1e-3
     rates = (hemisphere.max_gap[:-8] / hemisphere.max_gap[8:]).log() / (hemisphere.times[8:] - hemisphere.times[:-8])
     return (
@@ -231,7 +231,7 @@ def _panels(
     softmax: OrthonormalTrajectory,
     unnormalized: OrthonormalTrajectory,
     merges: ClusterMerges,
-    hemisphere: HemisphereTrajectory,
+    hemisphere: HemisphereConvergence,
     data: dict[str, Tensor],
     time: float,
     beta: float,

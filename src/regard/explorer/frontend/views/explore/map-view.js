@@ -7,7 +7,7 @@ import { drawSinkToggle } from "./sink-toggle.js";
 import { drawMapLegend } from "../../map/map-legend.js";
 import { attachMapInput, attachMinimapInput } from "../../map/map-input.js";
 import { drawReadout } from "./cell-readout.js";
-import { rowText } from "./row-text.js";
+import { shadedText } from "./shaded-text.js";
 import { tokenSearch } from "../../components/token-search.js";
 import { selectLayer, selectSession, headMapData, selectTokens } from "../../state/selectors.js";
 import { effectiveTheme } from "../../app/theme.js";
@@ -44,7 +44,7 @@ export function mapView(context) {
     failed: context.showError,
   });
   parts.minimap = new HeadMap(minimapCanvas, context.tiles, { axes: false });
-  const text = rowText(context);
+  const text = shadedText(context);
   const controls = [
     tokenSearch(context, (query, key) => goToCell(context, parts, query, key)),
     segmentedControl(

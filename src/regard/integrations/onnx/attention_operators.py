@@ -18,7 +18,7 @@ from torch import Tensor
 from regard import attention_with_weights, mask, score
 from regard.argument_types import check_types
 from regard.errors import ArgumentError
-from regard.integrations.onnx.arrays import array_to_tensor, as_input_type, split_heads
+from regard.integrations.onnx.operands import array_to_tensor, as_input_type, split_heads
 from regard.tensors.convert import Array
 
 # ONNX type numbers that `softmax_precision` accepts

@@ -10,7 +10,7 @@ import { TokenFlow } from "../../components/token-flow.js";
 const MIN_SHADED_WEIGHT = 0.003;
 const HOVER_DELAY_MS = 60;
 
-export function rowText(context) {
+export function shadedText(context) {
   const { store } = context;
   const title = element("h3", {});
   const flow = new TokenFlow({
@@ -49,7 +49,7 @@ export function rowText(context) {
     flow.dispose();
   });
   showText();
-  return { node: element("div", { class: "row-text" }, title, flow.node, parts.topKeys) };
+  return { node: element("div", { class: "shaded-text" }, title, flow.node, parts.topKeys) };
 }
 
 /** The hovered query, else the selected one. */

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.argument_types import check_types
 from regard.errors import ArgumentError
-from regard.integrations.onnx.arrays import array_to_tensor, as_input_type, split_heads
+from regard.integrations.onnx.operands import array_to_tensor, as_input_type, split_heads
 from regard.mechanisms.linear_recurrence import delta_rule, gla, retention
 from regard.tensors.convert import Array
 
