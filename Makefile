@@ -34,7 +34,7 @@ QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_reposi
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
-	  printf '  make %-12s %s\n' "$$name" "$$what"; done
+	  printf '  make %-15s %s\n' "$$name" "$$what"; done
 
 setup: $(STAMP) $(CORE)  ## create .venv with the pinned dependencies (does nothing when it is up to date)
 
@@ -76,7 +76,7 @@ test: setup  ## every test not marked long: under 20 minutes on two cores
 test-long: setup  ## the tests marked long (lengths, memory), one after another: under 40 minutes
 	@$(PY) -m pytest -m long --durations 10
 
-test-exhaustive: setup  ## the whole sweeps, of which test-long runs a sample: random calls, wrong calls, architectures
+test-exhaustive: setup  ## all generated calls of the sweeps (test-long runs a sample): random calls, wrong calls, architectures
 	@$(PYTEST) -m exhaustive --durations 10
 
 # A copy of the package without the compiled core comes first on the path. Idle threads sleep, since there are more threads
@@ -99,7 +99,7 @@ sanitize: setup  ## run the core under sanitizers for memory, undefined behavior
 bench: setup $(PEERS)  ## compare with other libraries and write the results: under 40 minutes
 	@$(PY) -m benchmarks.run
 
-# Libraries for comparison are installed only for benchmarks.
+# Libraries that only the benchmarks need.
 $(PEERS): $(STAMP)
 	@echo "bench: installing the libraries to compare with (a minute)"
 	@$(PIP_INSTALL) -e '.[bench]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
@@ -111,7 +111,7 @@ bench-quick: setup  ## the same at small sizes, with the installed libraries: un
 mutants: setup  ## apply each mutant of tools/mutants to a copy of the code: its tests must fail
 	@$(PY) tools/mutants.py
 
-data:  ## download the small public data sets for training, into data/
+data:  ## download the small public datasets for training to data/
 	@$(PYTHON) tools/fetch_data.py
 
 wheel: setup  ## build the wheel from a source archive, so that no stale file gets in

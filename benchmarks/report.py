@@ -147,7 +147,7 @@ def unsupported_lines(rows: list[CaseResult]) -> list[str]:
 def failed_checks(rows: list[CaseResult]) -> list[str]:
     """Return why a run failed: a library raised an error or was wrong, or regard stored a number for each pair.
 
-    The memory of models is not checked, since they store other tensors than those of attention.
+    The memory of models is not checked, since they also store tensors outside of attention.
     """
     messages = [f"{library}: {row.case.name}: {failure}" for row in rows for library, failure in row.failures.items()]
     for row in (row for row in rows if row.case.call_name not in MODEL_RUNS):

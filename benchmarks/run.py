@@ -98,7 +98,7 @@ def measure_scaling(console: Console) -> None:
     (RESULTS / "scaling.json").write_text(json.dumps(data, indent=1) + "\n")
     scaling_plot.plot_scaling(RESULTS / "scaling.json", RESULTS / "scaling.png")
     for name, n in crossovers.items():
-        console.print(f"{name}: {'nowhere' if n is None else f'from n {n}'}", markup=False)
+        console.print(f"{name}: {'never' if n is None else f'from n {n}'}", markup=False)
     console.print("written to benchmarks/results/: scaling.json, scaling.png")
 
 

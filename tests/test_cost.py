@@ -288,7 +288,7 @@ def test_crossover_lengths_of_common_layers() -> None:
 
 
 @pytest.mark.parametrize("gated, times", [(False, 6), (True, 8)])
-def test_attention_is_cheaper_before_and_dearer_after_the_crossover(gated: bool, times: int) -> None:
+def test_attention_costs_less_before_and_more_after_the_crossover(gated: bool, times: int) -> None:
     D = 12
     before, equal, after = (cost.layer(times * D + step, D, gated=gated) for step in (-1, 0, 1))
     assert before.attention < before.non_attention

@@ -74,7 +74,7 @@ def main() -> int:
     args = parser.parse_args()
     unknown = set(args.names) - set(all_names)
     if unknown:
-        parser.error(f"names must be of {', '.join(all_names)}; got {sorted(unknown)[0]}")
+        parser.error(f"names must be among {', '.join(all_names)}; got {sorted(unknown)[0]}")
     num_failed = 0
     for name in args.names or all_names:
         if (args.dest / name).exists():

@@ -1,4 +1,4 @@
-"""Measure how often `find_heads` errs, on 20 models with planted heads and 20 random models.
+"""Measure the errors of `find_heads` on 20 models with planted heads and 20 random models.
 
     python tools/planted_heads.py
 

@@ -30,7 +30,7 @@ from benchmarks.harness.memory import extra_memory
 from benchmarks.harness.timing import RoundLimits, RoundTimes, TimedCall, as_timed_call, run_interleaved
 from benchmarks.report import CaseResult, Rate
 
-# rounding to bfloat16 changes a weight by up to 2^-9, and so does it an output
+# rounding to bfloat16 changes weights and outputs by up to 2^-9, relatively
 MAX_RELATIVE_ERROR = {"float32": 1e-4, "bfloat16": 2e-2}
 MAX_REFERENCE_PAIRS = 2**27  # larger cases are compared with the native backend
 

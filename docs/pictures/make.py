@@ -1,4 +1,4 @@
-"""Make the pictures of the README and of the documentation: `.venv/bin/python docs/pictures/make.py [folder]`."""
+"""Make three pictures of the documentation: `.venv/bin/python docs/pictures/make.py [folder]`."""
 
 import runpy
 import sys
@@ -14,7 +14,7 @@ FIRST_LOOK = HERE.parents[1] / "examples" / "first_look.py"
 
 
 def induction_head():
-    """Return the picture of the README: the head of examples/first_look.py over 8192 tokens."""
+    """Return the picture of docs/recording.md: the head of examples/first_look.py over 8192 tokens."""
     q, k, v = runpy.run_path(str(FIRST_LOOK))["induction_head"]()
     measured = regard.attention_with_weights(q, k, v, mask=mask.causal()).weights.measure(measure.pooled_map(128, 128))
     return plot.weights(measured.pooled_map, scale="log", title="An induction head over a phrase repeated eight times")

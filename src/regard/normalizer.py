@@ -117,7 +117,7 @@ NormalizerLike: TypeAlias = Annotated[Normalizer | RowNormalizer, CONVERTED]
 @normalizer_entry(
     "softmax",
     formula=r"a_{ij} = \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}}",
-    paper="Vaswani and others, Attention Is All You Need, 2017, arXiv 1706.03762",
+    paper="Vaswani et al., Attention Is All You Need, 2017, arXiv 1706.03762",
     example="softmax()",
     reference_test="tests/test_normalizer.py::test_softmax_is_torch_softmax",
 )
@@ -140,7 +140,7 @@ def softmax() -> Normalizer:
     "sink (softmax1)",
     formula=r"a_{ij} = \frac{e^{s_{ij}}}{e^{b} + \sum_k e^{s_{ik}}}",
     paper=(
-        "Miller, Attention Is Off By One, 2023; Xiao and others, Efficient Streaming Language Models with "
+        "Miller, Attention Is Off By One, 2023; Xiao et al., Efficient Streaming Language Models with "
         "Attention Sinks, 2023, arXiv 2309.17453"
     ),
     example="sink(torch.zeros(4))",
@@ -204,9 +204,7 @@ SINK_STAGES = (
 @normalizer_entry(
     "sigmoid",
     formula=r"a_{ij} = \sigma(s_{ij} + b)",
-    paper=(
-        "Ramapuram and others, Theory, Analysis, and Best Practices for Sigmoid Self-Attention, 2024, arXiv 2409.04431"
-    ),
+    paper=("Ramapuram et al., Theory, Analysis, and Best Practices for Sigmoid Self-Attention, 2024, arXiv 2409.04431"),
     example="sigmoid(-5.5)",
     reference_test="tests/test_normalizer.py::test_sigmoid_weights_each_pair_independently",
 )
@@ -243,7 +241,7 @@ SIGMOID_BIAS = StageSpec("plus bias", "plus a bias")
 @normalizer_entry(
     "ReLU",
     formula=r"a_{ij} = \max(s_{ij}, 0) / n",
-    paper="Wortsman and others, Replacing softmax with ReLU in Vision Transformers, 2023, arXiv 2309.08586",
+    paper="Wortsman et al., Replacing softmax with ReLU in Vision Transformers, 2023, arXiv 2309.08586",
     example="relu()",
     reference_test="tests/test_normalizer.py::test_relu_weights_positive_scores",
 )
@@ -387,7 +385,7 @@ def _learned_entmax(alpha: Tensor) -> Normalizer:
 @normalizer_entry(
     "top k",
     formula=r"\mathrm{softmax}(s_{ij} : s_{ij} \ge s_{i(k)})",
-    paper="Gupta and others, Memory-efficient Transformers via Top-k Attention, 2021, arXiv 2106.06899",
+    paper="Gupta et al., Memory-efficient Transformers via Top-k Attention, 2021, arXiv 2106.06899",
     exactness="the definition; keys that tie with the k-th are included",
     example="topk(16)",
     reference_test="tests/normalizers/test_threshold.py::test_topk_agrees_with_torch_topk",
@@ -413,7 +411,7 @@ def topk(k: int) -> Normalizer:
 @normalizer_entry(
     "hardmax",
     formula=r"a_{ij} = [j = \arg\max_k s_{ik}]",
-    paper="Xu and others, Show, Attend and Tell, 2015, arXiv 1502.03044",
+    paper="Xu et al., Show, Attend and Tell, 2015, arXiv 1502.03044",
     exactness="the definition; the gradient is a straight-through estimate",
     example="hardmax()",
     reference_test=(
@@ -529,7 +527,7 @@ KERNEL_STAGES = (
 @normalizer_entry(
     "Sinkhorn",
     formula=r"a_{ij} = e^{s_{ij} + u_i + v_j}, \quad \sum_j a_{ij} = 1, \; \sum_i a_{ij} = n_q / n_k",
-    paper=("Sander and others, Sinkformers: Transformers with Doubly Stochastic Attention, 2021, arXiv 2110.11773"),
+    paper=("Sander et al., Sinkformers: Transformers with Doubly Stochastic Attention, 2021, arXiv 2110.11773"),
     exactness="the given number of Sinkhorn iterations; each stores one number per row",
     time_complexity="n^2 d per iteration",
     example="sinkhorn(10)",

@@ -63,8 +63,8 @@ def test_theorem_1_row_times_matrix_is_a_weighted_sum_of_rows(backend, n, p, see
     close(output[0], sum(a[0, row] * c[row] for row in range(n)), backend)
 
 
-def scores_with_parameters(backend: str, seed: int, width: int) -> list[object]:
-    square = normal(backend, seed + 7, width, width)
+def scores_with_parameters(backend: str, seed: int, head_dim: int) -> list[object]:
+    square = normal(backend, seed + 7, head_dim, head_dim)
     return [
         score.scaled_dot(),
         score.dot(),
@@ -78,11 +78,12 @@ def scores_with_parameters(backend: str, seed: int, width: int) -> list[object]:
 
 
 @examples(40)
-@given(m=lengths, n=lengths, width=st.integers(1, 4), seed=seeds, score_index=st.integers(0, 7))
-def test_theorem_2_weights_are_a_distribution_for_every_score(backend, m, n, width, seed, score_index):
-    q, k, v = normal(backend, seed, m, width), normal(backend, seed + 1, n, width), normal(backend, seed + 2, n, 2)
+@given(m=lengths, n=lengths, head_dim=st.integers(1, 4), seed=seeds, score_index=st.integers(0, 7))
+def test_theorem_2_weights_are_a_distribution_for_every_score(backend, m, n, head_dim, seed, score_index):
+    q, k = normal(backend, seed, m, head_dim), normal(backend, seed + 1, n, head_dim)
+    v = normal(backend, seed + 2, n, 2)
 
-    score_function = scores_with_parameters(backend, seed, width)[score_index]
+    score_function = scores_with_parameters(backend, seed, head_dim)[score_index]
     weights = regard.attention_with_weights(q, k, v, score=score_function, value=torch.tanh, backend=backend).weights[
         ...
     ]

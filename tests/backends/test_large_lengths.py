@@ -40,7 +40,7 @@ def test_fast_call_rejects_more_keys_than_max_length() -> None:
 
 def test_lookup_addresses_beyond_32_bits_fall_back() -> None:
     rows = torch.rand(4, 40) < 0.7
-    # 3 GB of addresses, of which only four pages are written
+    # 3 GB of addresses; only four pages are written
     table = torch.empty(3 * 2**30 + 40, dtype=torch.bool).as_strided((4, 40), (2**30, 1)).copy_(rows)
     q = torch.randn(1, 1, 40, 8)
     call, backend = (

@@ -314,12 +314,12 @@ def blocks_selected_by_a_table() -> FlexMod:
 def neighborhood_in_an_image() -> FlexMod:
     width, radius = GRID[1], 3
 
-    def neighbours(b, h, q_idx, kv_idx):
+    def neighbors(b, h, q_idx, kv_idx):
         q_row, q_col = q_idx // width, q_idx % width
         kv_row, kv_col = kv_idx // width, kv_idx % width
         return ((q_row - kv_row).abs() <= radius) & ((q_col - kv_col).abs() <= radius)
 
-    return FlexMod(neighbours)
+    return FlexMod(neighbors)
 
 
 @mask_mod
@@ -332,9 +332,9 @@ def neighborhood_inside_the_image() -> FlexMod:
     def natten(b, h, q_idx, kv_idx):
         q_y, q_x = row_and_column(q_idx)
         kv_y, kv_x = row_and_column(kv_idx)
-        centre_y = q_y.clamp(kernel // 2, height - 1 - kernel // 2)
-        centre_x = q_x.clamp(kernel // 2, width - 1 - kernel // 2)
-        return ((centre_y - kv_y).abs() <= kernel // 2) & ((centre_x - kv_x).abs() <= kernel // 2)
+        center_y = q_y.clamp(kernel // 2, height - 1 - kernel // 2)
+        center_x = q_x.clamp(kernel // 2, width - 1 - kernel // 2)
+        return ((center_y - kv_y).abs() <= kernel // 2) & ((center_x - kv_x).abs() <= kernel // 2)
 
     return FlexMod(natten)
 

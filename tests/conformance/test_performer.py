@@ -58,7 +58,7 @@ def test_custom_features_equal_the_performer(causal: bool) -> None:
 
 
 def test_the_epsilon_of_performer_pytorch_changes_the_output() -> None:
-    """With the epsilon, the weights are biased towards equal ones; the tests above set it to 0."""
+    """With the epsilon, the weights are biased toward equal ones; the tests above set it to 0."""
     q, k, v = random_qkv()
     directions = gaussian_orthogonal_random_matrix(NUM_FEATURES, HEAD_DIM).double()
     plain, biased = (

@@ -5,8 +5,8 @@ from tests.explorer.browser import HEAD, LAYER, Site, cell_center, is_close, nee
 
 pytestmark = needs_chromium
 
-# A stand-in for the arguments that anywidget passes to `render`. The server plays the kernel: its responses have the
-# same bytes, here at an odd offset of their buffer.
+# A stand-in for the arguments that anywidget passes to `render`. The server replaces the kernel: its responses have
+# the same bytes, here at an odd offset of their buffer.
 RENDER = """
 const cell = document.createElement("div");
 const listeners = [];

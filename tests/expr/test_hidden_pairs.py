@@ -1,4 +1,4 @@
-"""Pairs that a score modifier hides by adding -inf are masked, whatever the score is."""
+"""Pairs that a score modifier hides by adding -inf are masked for every score."""
 
 import math
 

@@ -64,7 +64,7 @@ def test_longnet_matches_the_reference(name: str, causal: bool, n: int) -> None:
     output = longnet_attention(q, k, v, segment_lengths=segment_lengths, dilations=dilations, causal=causal)
 
     expected, _ = reference(q, k, v, segment_lengths, dilations, causal)
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-13)  # some dozen terms in float64
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-13)  # a few dozen terms in float64
 
 
 @every_pattern
@@ -105,7 +105,7 @@ def test_merged_masked_attention_is_the_same_in_float32(causal: bool) -> None:
 
     output = longnet_attention(q, k, v, segment_lengths=[32, 128, 300], dilations=[1, 4, 8], causal=causal)
 
-    close = dict(rtol=0, atol=5e-5)  # sums of some hundred terms of size about 1 in float32
+    close = dict(rtol=0, atol=5e-5)  # sums of a few hundred terms of size about 1 in float32
     torch.testing.assert_close(output, expected, **close)
     gradients = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (output, expected))
     for actual, desired in zip(*gradients, strict=True):

@@ -91,5 +91,5 @@ def trains_on_eager(model: Any) -> bool:
     """Whether eager has gradients: some models do not recompute layers, and some give NaN where a text is padded."""
     try:
         return all(gradient.isfinite().all() for gradient in gradients(model, "eager").values())
-    except Exception:  # with whatever error
+    except Exception:  # eager may raise any error
         return False

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 import regard
 from regard import mask, normalizer, score
 
-PROCESSES, WIDTH, LENGTH = 2, 8, 6
+PROCESSES, EMBED_DIM, LENGTH = 2, 8, 6
 
 
 class Layer(nn.Module):
@@ -22,13 +22,13 @@ class Layer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.project = nn.Linear(WIDTH, 3 * WIDTH)
-        self.back = nn.Linear(WIDTH, WIDTH)
+        self.project = nn.Linear(EMBED_DIM, 3 * EMBED_DIM)
+        self.back = nn.Linear(EMBED_DIM, EMBED_DIM)
         self.table = nn.Parameter(torch.randn(LENGTH, LENGTH))
         self.logit = nn.Parameter(torch.randn(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x).unflatten(-1, (3, 2, WIDTH // 2)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self.project(x).unflatten(-1, (3, 2, EMBED_DIM // 2)).permute(2, 0, 3, 1, 4).unbind(0)
         options = dict(
             mask=mask.causal() & mask.sliding_window(4),
             score=score.bias(self.table),
@@ -43,7 +43,7 @@ def model() -> nn.Module:
 
 
 def batch() -> Tensor:
-    return torch.randn(2 * PROCESSES, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    return torch.randn(2 * PROCESSES, LENGTH, EMBED_DIM, generator=torch.Generator().manual_seed(1))
 
 
 def step(trained: nn.Module, x: Tensor) -> None:

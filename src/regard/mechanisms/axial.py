@@ -3,7 +3,7 @@
     o[x, y] = sum over y' of softmax(q[x, y]·k[x, y'] / √d) v[x, y']      along the last of two axes
 
 A grid of n positions and D axes of equal length takes n^(1 + 1/D) pairs instead of n². D passes connect every pair of
-positions. Ho and others (2019) stack such passes, each with its own projections.
+positions. Ho et al. (2019) stack such passes, each with its own projections.
 """
 
 from torch import Tensor

@@ -4,7 +4,7 @@
                                             or J covers the positions of I
 
 Attention within the chosen blocks is exact; the other blocks are dropped. `measure.mass` returns the attention weight
-that the chosen blocks cover. The pattern is the block-sparse one of MInference (Jiang and others, 2024).
+that the chosen blocks cover. The pattern is the block-sparse one of MInference (Jiang et al., 2024).
 """
 
 import torch

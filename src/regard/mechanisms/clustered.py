@@ -1,4 +1,4 @@
-"""Clustered attention: the queries of a cluster share the attention weights of their mean (Vyas and others, 2020).
+"""Clustered attention: the queries of a cluster share the attention weights of their mean (Vyas et al., 2020).
 
     o_i = softmax(c·k/√d) v                            with c the mean of the queries in i's cluster
 

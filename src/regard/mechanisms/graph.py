@@ -3,7 +3,7 @@
     GAT      e_ij = LeakyReLU(a_target·W x_i + a_source·W x_j)        o_i = sum_j α_ij W x_j
     GATv2    e_ij = a·LeakyReLU(W_target x_i + W_source x_j)          o_i = sum_j α_ij W_source x_j
 
-α_i is the softmax of e_i over the edges j -> i. GAT (Veličković and others, 2018) ranks the neighbors j alike for every
+α_i is the softmax of e_i over the edges j -> i. GAT (Veličković et al., 2018) ranks the neighbors j alike for every
 node i; GATv2 (Brody, Alon and Yahav, 2022) does not. `gat` and `gatv2` take a list of edges, and their cost is
 proportional to the number of edges. `gat_dense` and `gatv2_dense` take an adjacency matrix and make one call of
 `attention`. Results are equal, except that a repeated edge counts twice in a list and once in a matrix.

@@ -1,11 +1,11 @@
 """Linear recurrences with a decaying state: retention, gated linear attention (GLA) and the delta rule.
 
-    retention   S_t = γ S_{t-1} + k_t v_t'                          γ a number per head        (Sun and others, 2023)
-    gla         S_t = diag(g_t) S_{t-1} + k_t v_t'                  g_t in (0, 1]              (Yang and others, 2023)
-    delta_rule  S_t = S_{t-1} + β_t k_t (v_t - S_{t-1}' k_t)'       β_t a number per token     (Schlag and others, 2021)
+    retention   S_t = γ S_{t-1} + k_t v_t'                          γ a number per head        (Sun et al., 2023)
+    gla         S_t = diag(g_t) S_{t-1} + k_t v_t'                  g_t in (0, 1]              (Yang et al., 2023)
+    delta_rule  S_t = S_{t-1} + β_t k_t (v_t - S_{t-1}' k_t)'       β_t a number per token     (Schlag et al., 2021)
 
 The output is o_t = S_t' q_t; weights are not normalized. The gated delta rule replaces S_{t-1} by diag(g_t) S_{t-1}
-(Yang and others, 2024). q, k and v are (..., n, head_dim). Every function returns the outputs and the final state
+(Yang et al., 2024). q, k and v are (..., n, head_dim). Every function returns the outputs and the final state
 (..., head_dim, value_dim), which is the `initial_state` of the next call; None is zeros. Keys are processed in chunks
 of `chunk_size` by matrix products; a chunk size of 1 is the recurrence.
 

@@ -1,7 +1,7 @@
 """Low-rank attention: keys and values are projected to fewer rows, or to one row per channel.
 
-    linformer    o = softmax(q (E k)' / √d) (F v)        E and F learned, (m, n)          (Wang and others, 2020)
-    efficient    o = softmax(q) (softmax(k)' v)          over channels, over keys         (Shen and others, 2018)
+    linformer    o = softmax(q (E k)' / √d) (F v)        E and F learned, (m, n)          (Wang et al., 2020)
+    efficient    o = softmax(q) (softmax(k)' v)          over channels, over keys         (Shen et al., 2018)
 
 Time and memory are linear in the length. Neither can be causal: every sum is over all keys.
 """

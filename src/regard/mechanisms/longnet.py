@@ -5,7 +5,7 @@ selects the rows h mod r, h mod r + r, ... and attends among them. Patterns are 
 
     o_i = sum_p s_ip o_ip / sum_p s_ip,     s_ip = sum of exp(q_i·k_j / √d) over the keys j of pattern p for row i
 
-(Ding and others, 2023). This is one softmax in which a key counts once for each pattern that contains it. If pattern p
+(Ding et al., 2023). This is one softmax in which a key counts once for each pattern that contains it. If pattern p
 does not select row i, s_ip = 0; the output of a row that no pattern selects is 0.
 """
 

@@ -1,4 +1,4 @@
-"""Nyström attention: softmax attention approximated through a few landmarks (Xiong and others, 2021).
+"""Nyström attention: softmax attention approximated through a few landmarks (Xiong et al., 2021).
 
     o = softmax(q k~') Z (softmax(q~ k') v)      q~, k~ landmarks: means of segments of the queries and of the keys
                                                  Z the pseudo-inverse of A = softmax(q~ k~'); every product over √d
@@ -73,7 +73,7 @@ def pseudo_inverse(a: Tensor, iterations: int | None = 6) -> Tensor:
 
     Each step cubes the error. The norms (largest column sum, largest row sum) are computed for each matrix separately.
     The paper uses six iterations. Small singular values need more, but each iteration multiplies the rounding error of
-    a singular matrix by 13/4. None calls `torch.linalg.pinv` (Xiong and others, 2021, after Razavi and others, 2014).
+    a singular matrix by 13/4. None calls `torch.linalg.pinv` (Xiong et al., 2021, after Razavi et al., 2014).
 
     >>> pseudo_inverse(torch.tensor([[1.0, 0.0], [0.0, 0.5]]), 8)
     tensor([[1., 0.],

@@ -7,7 +7,7 @@ the sorted tokens into chunks. Token i attends to
 
     P_i = the other tokens of i's bucket in i's chunk or in the previous chunk, and before i if causal
 
-With several rounds, P_i is the union over rounds. A token with an empty P_i attends to itself (Kitaev and others,
+With several rounds, P_i is the union over rounds. A token with an empty P_i attends to itself (Kitaev et al.,
 2020).
 
 Other implementations deviate from the paper: the first chunk attends to the last one, and some, such as Hugging Face's,
@@ -95,7 +95,7 @@ def lsh_bucket_ids(qk: Tensor, *, num_buckets: int | Sequence[int], num_hashes: 
 
     Parallel vectors share a bucket, near vectors often do, opposite ones never. R is normal, drawn from `seed` for each
     head and round. A sequence `num_buckets` combines one hash per factor: the number of buckets is the product of the
-    factors, at the cost of their sum (Andoni and others, 2015). qk is (..., num_heads, n, head_dim).
+    factors, at the cost of their sum (Andoni et al., 2015). qk is (..., num_heads, n, head_dim).
 
     >>> lsh_bucket_ids(torch.tensor([[3.0, 1.0], [6.0, 2.0], [-3.0, -1.0]]), num_buckets=2)
     tensor([[0, 0, 1]])

@@ -148,7 +148,7 @@ class Recording:
         return rollout(self._select_layers(layers), positions)
 
     def relevance(self, positions: int | Iterable[int], *, layers: Iterable[int | str] | None = None) -> Tensor:
-        """Compute the relevance (batch, positions, n) of each input token for a loss (Chefer and others, 2021).
+        """Compute the relevance (batch, positions, n) of each input token for a loss (Chefer et al., 2021).
 
         Requires `backward()` on the loss, outside of `torch.no_grad()`. Arguments are those of `rollout`.
         """
@@ -195,7 +195,7 @@ class Recording:
         """Return the weights times the norms of the values, as a lazy matrix.
 
         `out_proj_weight`, of shape (embed_dim, heads * v_dim), is the weight of the output projection. With it the
-        norms are those of the projected values (Kobayashi and others, 2020).
+        norms are those of the projected values (Kobayashi et al., 2020).
         """
         return ValueWeightedAttention(self.layer_named(layer), out_proj_weight)
 

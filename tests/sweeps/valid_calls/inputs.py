@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard import attention, attention_with_weights
 
-BATCH, HEADS, LENGTH, WIDTH = 1, 2, 6, 8
+BATCH, HEADS, LENGTH, HEAD_DIM = 1, 2, 6, 8
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -16,7 +16,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 def qkv() -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v of shape (1, 2, 6, 8)."""
-    q, k, v = (numbers(BATCH, HEADS, LENGTH, WIDTH, seed=seed) for seed in range(3))
+    q, k, v = (numbers(BATCH, HEADS, LENGTH, HEAD_DIM, seed=seed) for seed in range(3))
     return q, k, v
 
 

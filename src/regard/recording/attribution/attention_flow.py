@@ -1,7 +1,7 @@
 """Attribution across layers: how much of a token's last state comes from each input token.
 
     rollout      r A~_L ... A~_1, with A~ = mean of heads + I, rows divided by their sums      Abnar and Zuidema, 2020
-    relevance    r (I + C_L) ... (I + C_1), with C = mean of heads of (A x gradient)+           Chefer and others, 2021
+    relevance    r (I + C_L) ... (I + C_1), with C = mean of heads of (A x gradient)+           Chefer et al., 2021
     flow         maximum flow between tokens in a graph whose edges have the capacities A~      Abnar and Zuidema, 2020
 
 Rollout and relevance propagate one row per position from the last layer to the first. Only a block of rows of a matrix

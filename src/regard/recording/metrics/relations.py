@@ -1,6 +1,6 @@
 """Heads that follow relations between words: syntactic dependencies, or mentions of the same entity.
 
-The score of a head is the fraction of words whose largest weight is on a target word (Clark and others, 2019). The
+The score of a head is the fraction of words whose largest weight is on a target word (Clark et al., 2019). The
 baseline is the best score of attention to a fixed offset.
 """
 

@@ -1,6 +1,6 @@
 """Weights between groups of tokens, such as words and sentences, and weights on image patches and audio frames.
 
-The weight on a word is the sum over its tokens. The weights of a word are the mean over its tokens (Clark and others,
+The weight on a word is the sum over its tokens. The weights of a word are the mean over its tokens (Clark et al.,
 2019). Attention with one indicator column per group as values computes the sums.
 """
 

@@ -8,7 +8,7 @@ gradient of an energy if and only if its Jacobian is symmetric.
     softmax    w = exp(s_ij - lse_i)     J_ik = -w_ik (C + (C x_k - m_i)(C x_i)') for k ≠ i, m_i = sum_j w_ij C x_j
 
 Sinkhorn's f minimizes sum_ij exp(f_i + s_ij + f_j) / 2 - sum_i f_i, so only the direct part of its gradient remains
-(Sander and others, Sinkformers, arXiv 2110.11773). The softmax velocity is n / Z_i times the velocity of raw weights.
+(Sander et al., Sinkformers, arXiv 2110.11773). The softmax velocity is n / Z_i times the velocity of raw weights.
 It is not a gradient in the Euclidean metric, but it decreases the same energy, dF/dt = -sum Z_i |ẋ_i|² / n.
 """
 

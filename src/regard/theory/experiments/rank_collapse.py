@@ -216,7 +216,7 @@ def _cubic_bound_claim(states: list[Tensor], stack: list[MultiHeadAttention]) ->
     bounds = [cubic_bound(x, layer) for x, layer in zip(states[:count], stack, strict=False)]
     layers = [layer for layer, bound in enumerate(bounds) if bound < math.inf]
     return Claim(
-        "attention alone: in each layer the norm of Dong and others is below their bound, where it applies",
+        "attention alone: in each layer the norm of Dong et al. is below their bound, where it applies",
         _logs([bounds[layer] for layer in layers]),
         _logs([composite_norm(states[layer + 1]) for layer in layers]),
         tolerance=1e-4,

@@ -6,7 +6,7 @@ X (m tokens of dimension n) passes through layers X' = λX + γ A X W_V / √n w
     shaped   A = I + softmax(Y / τ) - 1/m,                 τ = τ₀ √(n n_k)
 
 Only V = X X' / n matters. A shaped layer changes V by E(V' - V) = b / n and Cov(V' - V) = Σ / n, so over n layers V
-follows dV = b(V) dt + Σ(V)^½ dB (Noci and others, The Shaped Transformer, arXiv 2306.17759). With dots for means over
+follows dV = b(V) dt + Σ(V)^½ dB (Noci et al., The Shaped Transformer, arXiv 2306.17759). With dots for means over
 tokens, c_νκ = V_νκ - V_ν. - V_κ. + V_.. and e_ν = V_νν - 2 V_ν. + 2 V_.. - mean_κ V_κκ,
 
     b_αβ     = γ²/τ₀² (V_αβ mean_νκ(V_νκ c_νκ) + mean_ν((V_βν V_αα + V_αν V_ββ) e_ν) / 2)

@@ -1,6 +1,6 @@
 """Tokens that move by attention form clusters: several long-lived ones, and finally one.
 
-On the unit sphere, with P⊥ the projection to the tangent space at x_i (Geshkovski and others, arXiv 2312.10794):
+On the unit sphere, with P⊥ the projection to the tangent space at x_i (Geshkovski et al., arXiv 2312.10794):
 
     softmax        ẋ_i = P⊥ sum_j a_ij x_j,   a_ij = exp(β x_i·x_j) / Z_i,   Z_i = sum_j exp(β x_i·x_j)
     unnormalized   ẋ_i = P⊥ (1/n) sum_j exp(β x_i·x_j) x_j
@@ -15,7 +15,7 @@ grows as exp(β(1 - γ)). If all tokens lie in a hemisphere around w, min x_i·w
 the end 1 - γ decays as exp(-2t) for every β.
 
 On a line, ẋ_i = sum_j a_ij x_j with scores x_i x_j: after rescaling, z = exp(-t) x, the weights become 0 and 1, and all
-tokens but at most one attend to the largest or to the smallest token (Geshkovski and others, arXiv 2305.05465).
+tokens but at most one attend to the largest or to the smallest token (Geshkovski et al., arXiv 2305.05465).
 """
 
 import math
