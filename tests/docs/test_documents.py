@@ -52,7 +52,7 @@ def run(text: str, name: str) -> None:
     torch.manual_seed(0)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in python_blocks(text):
-        if ">>> " in block.code:
+        if block.code.startswith(">>> "):
             _run_session(block, namespace, name)
         else:
             # Blank lines in front, so that an error shows the line of the document.

@@ -49,6 +49,15 @@ for options, expected in EXAMPLES.values():
         single = regard.attention(q.float(), k.float(), v.float(), **options, backend="native")
         torch.testing.assert_close(single, expected.float())
 """,
+    "examples": """
+import doctest
+finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+for function in (mask.lookahead, score.log_distance, score.rms_dot, normalizer.squared_relu):
+    (example,) = finder.find(function, globs={"torch": torch, function.__name__: function})
+    assert example.examples, f"{function.__name__} has no example"
+    runner.run(example)
+assert not runner.summarize().failed
+""",
     "gradients": """
 for options, _ in EXAMPLES.values():
     inputs = [x[:, :, :5].clone().requires_grad_() for x in (q, k, v)]
@@ -102,15 +111,15 @@ assert "lookahead(1)" in choices["masks"] and "squared_relu" in choices["normali
 templates = dispatch(Explorer(), "stage_templates").values
 assert list(templates["stages"]["squared_relu"])[-3:] == ["positive", "weights", "output"]
 assert templates["masks"]["lookahead(1)"]
-assert templates["normalizers"]["squared_relu"]["rules"] == [
+assert templates["normalizers"]["squared_relu"]["stage_specs"] == [
     {"name": "positive", "variable": "positive", "tree": ["relu", "scores"]},
     {"name": "weights", "variable": "weights", "tree": ["div", ["square", "positive"], "n_k"]},
 ]
 """,
     "the catalog": """
-card = regard.mechanisms.catalog().find("squared ReLU")
-assert card.family == "normalizers" and "2202.10447" in card.paper
-exec(card.example)
+entry = regard.mechanisms.catalog().find("squared ReLU")
+assert entry.family == "normalizers" and "2202.10447" in entry.paper
+exec(entry.example)
 """,
 }
 
