@@ -16,7 +16,7 @@ def mechanisms(
     as_json: JsonOption = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print the page docs/mechanisms.md")] = False,
 ) -> None:
-    """List every mechanism with its formula, cost and paper."""
+    """List every mechanism with its cost and paper, or print the full entry of one."""
     entries = catalog()
     with exit_on_error():
         selected = Catalog([entries.find(name)] if name else entries)
