@@ -73,7 +73,7 @@ def test_heads_finds_heads_of_a_kind(recording: regard.Recording, saved: str) ->
     _, stdout, _ = run("heads", saved, "--find", "previous", "--json")
     assert json.loads(stdout)[0]["kind"] == "previous"
     _, stdout, _ = run("heads", saved, "--find", "next")
-    assert stdout == "no head has a next score of 0.4 or more, and three times that of a uniform head\n"
+    assert stdout == "no head has a next score of at least 0.4 and three times that of a uniform head\n"
 
 
 @pytest.mark.parametrize(

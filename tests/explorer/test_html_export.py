@@ -70,7 +70,7 @@ def test_the_finest_levels_are_omitted_first_and_listed() -> None:
     levels = {json.loads(key[4:])["level"] for key in responses if key.startswith("tile")}
     assert levels == {3}
     assert responses['map_info{"head":0,"layer":0,"session":0}'].values["finest_level"] == 3
-    assert omitted == ["layer 0, head 0, cells of 4 x 4: does not fit into the file"]
+    assert omitted == ["cells of 4 x 4 weights of layer 0, head 0: too large for the file"]
 
 
 def test_coarse_maps_of_all_heads_come_before_finer_maps() -> None:
@@ -83,14 +83,14 @@ def test_coarse_maps_of_all_heads_come_before_finer_maps() -> None:
     for head, level in enumerate(finest):
         assert f'tile{{"column":0,"head":{head},"layer":0,"level":{level},"row":0,"session":0}}' in responses
     assert len(omitted) == 1
-    assert "also of later heads: does not fit into the file" in omitted[0]
+    assert "and later heads: too large for the file" in omitted[0]
 
 
 def test_heads_without_a_map_have_a_thumbnail() -> None:
     _, responses, omitted = export(make_explorer(1100, 1100, num_heads=8, num_kv_heads=8), max_bytes=2**16)
     assert not any(key.startswith("tile") for key in responses)
     assert responses['thumbnails{"layer":0,"session":0,"size":64}'].arrays["max"].shape == (8, 35, 35)
-    assert omitted[0] == "layer 0, head 0, cells of 8 x 8, also of later heads: does not fit into the file"
+    assert omitted[0] == "cells of 8 x 8 weights of layer 0, head 0 and later heads: too large for the file"
 
 
 def test_a_file_of_a_short_text_is_small() -> None:

@@ -10,8 +10,8 @@ import torch
 
 import regard
 from regard import normalizer
-from regard.explorer.api.packing import to_json_value
 from regard.explorer.api.registry import dispatch
+from regard.files.json_values import to_json_value
 from regard.walkthrough.examples import get_example
 from tests.explorer.browser import (
     HEAD,
@@ -161,7 +161,7 @@ def test_file_reports_missing_data(site: Site, tmp_path: Path) -> None:
     )
     page = open_file(site, path, "view=text&layer=0&head=0&pinned=3")
     page.locator(
-        ".alert", has_text="This file does not contain these data. Open the text with regard explore."
+        ".alert", has_text="This file does not contain this data. Open the text with regard explore."
     ).wait_for()
 
 
@@ -201,7 +201,7 @@ def test_file_has_cost_curves_and_measured_times(site: Site, tmp_path: Path) -> 
     assert page.locator(".curve[data-curve=Performer]").count() == 0
     page.locator(".head-chip[data-name=Performer]").click()
     page.locator(".curve[data-curve=Performer]").wait_for(state="attached")
-    page.get_by_label("Model").select_option("Llama 2, 7 B")
+    page.get_by_label("Model").select_option("Llama 2 7B")
     page.locator(".crossover-list li[data-length='4608']").first.wait_for(state="detached")
     page.get_by_role("button", name="Measured time").click()
     page.get_by_text("This file contains no measured times for this model").wait_for()

@@ -97,5 +97,5 @@ def test_importing_regard_imports_neither_the_server_nor_the_widget(output_lines
 
 def test_explore_without_anywidget_raises(output_lines: list[str]) -> None:
     assert output_lines[1:] == [
-        "regard.explore needs the package anywidget, which is not installed. Use pip install regard[explorer]."
+        "regard.explore needs anywidget, which is not installed. Use pip install 'regard[explorer]'."
     ]

@@ -109,7 +109,7 @@ def test_it_prints_itself() -> None:
     assert text.splitlines() == [
         "              softmax   other",
         "time          12.3 ms   2 s",
-        "extra memory  3 MiB     not known",
+        "extra memory  3 MiB     unknown",
         "output        relative error 0.5, at most 2",
         "weights       differ by 0.25 of a row, at most 0.75",
     ]

@@ -97,7 +97,7 @@ def test_the_logistic_regression_baseline_is_strong(task: DigitsTask) -> None:
 
 def test_missing_scikit_learn_raises_with_the_command_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"needs scikit-learn.*Run pip install regard\[train\]"):
+    with pytest.raises(MissingDependencyError, match=r"needs scikit-learn.*Use pip install 'regard\[train\]'"):
         _ = DigitsTask().splits
 
 

@@ -151,7 +151,7 @@ def test_invalid_options_and_missing_networkx_raise(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ArgumentError, match="head_combination must be one of 'concatenate', 'average'; got 'sum'"):
         GraphAttentionLayer(FEATURES, HEAD_DIM, num_heads=3, head_combination="sum")
     monkeypatch.setitem(sys.modules, "networkx", None)
-    with pytest.raises(MissingDependencyError, match=r"need networkx.*Run pip install regard\[train\]"):
+    with pytest.raises(MissingDependencyError, match=r"needs networkx.*Use pip install 'regard\[train\]'"):
         karate()
 
 

@@ -40,7 +40,7 @@ ROWS = [{"layer": 0, "head": 0, "entropy": 1.0}]
         (lambda: plot.growth([1], {}), r"seq_lens must be at least two increasing integers above 0; got \[1\]"),
         (lambda: plot.growth([1, 1], {}), r"at least two increasing integers above 0; got \[1, 1\]"),
         (lambda: plot.growth([1, 2], {"a": [1.0, math.nan]}), "must have finite values above 0; a has others"),
-        (lambda: plot.heads([{}], "entropy"), "measure must be one of the columns"),
+        (lambda: plot.heads([{}], "entropy"), "metric must be one of the columns"),
         (lambda: plot.heads([{"entropy": 1.0}], "entropy"), "layer of each row must be an integer.* got None"),
         (lambda: plot.heads([ROWS[0] | {"entropy": "x"}], "entropy"), "entropy of each row must be a number; got 'x'"),
         (lambda: plot.head_maps("x"), "maps must be a tensor, an array or lists of real numbers; got 'x'"),

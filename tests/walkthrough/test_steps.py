@@ -296,7 +296,10 @@ def test_nonfinite_inputs_propagate_as_in_attention(name: str, input_index: int)
 def test_a_very_long_formula_is_abbreviated_and_has_no_code() -> None:
     result = steps(*inputs(), normalizer=normalizer.gumbel())
     assert result["with gumbel noise"].code == "" and len(result.code()) < 10_000
-    assert result["with gumbel noise"].formula == "s_ij = (s - log(-log(u_ij))) / temperature, s as before"
+    assert (
+        result["with gumbel noise"].formula
+        == "s_ij = (s - log(-log(u_ij))) / temperature, where s is the previous score"
+    )
 
 
 def test_projections_add_stages_of_tokens_and_matrices() -> None:

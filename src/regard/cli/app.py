@@ -10,8 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from regard.errors import RegardError
+from regard.files.json_values import to_json_value
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Attention as one exact definition.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Exact attention for PyTorch, with every weight in view."
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 MaskOption = Annotated[
@@ -25,7 +28,7 @@ NormalizerOption = Annotated[str | None, typer.Option("--normalizer", help="as i
 
 @app.callback()
 def regard() -> None:
-    """Attention as one exact definition."""
+    """Exact attention for PyTorch, with every weight in view."""
 
 
 @contextmanager
@@ -62,5 +65,5 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def print_json(data: Any) -> None:
-    """Print data as indented JSON."""
-    typer.echo(json.dumps(data, indent=1, ensure_ascii=False))
+    """Print data as indented JSON; NaN and infinities become null."""
+    typer.echo(json.dumps(to_json_value(data), indent=1, ensure_ascii=False))

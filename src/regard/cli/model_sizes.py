@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from regard import cost as price
+from regard import cost as cost_formulas
 
 
 @dataclass(frozen=True)
@@ -17,16 +17,16 @@ class ModelSizes:
     has_gated_ffn: bool
     vocab_size: int
 
-    def layer_non_attention(self, seq_len: int) -> price.Flops:
+    def layer_non_attention(self, seq_len: int) -> cost_formulas.Flops:
         """Return the FLOPs of the projections and the feed-forward part of a layer."""
-        projections = price.projections(
+        projections = cost_formulas.projections(
             seq_len, seq_len, self.embed_dim, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads
         )
-        return projections + price.feed_forward(seq_len, self.embed_dim, self.ffn_dim, gated=self.has_gated_ffn)
+        return projections + cost_formulas.feed_forward(seq_len, self.embed_dim, self.ffn_dim, gated=self.has_gated_ffn)
 
-    def non_attention(self, seq_len: int) -> price.Flops:
+    def non_attention(self, seq_len: int) -> cost_formulas.Flops:
         """Return the FLOPs of the model except attention: those of its layers and of the output head."""
-        return self.num_layers * self.layer_non_attention(seq_len) + price.lm_head(
+        return self.num_layers * self.layer_non_attention(seq_len) + cost_formulas.lm_head(
             seq_len, self.embed_dim, self.vocab_size
         )
 

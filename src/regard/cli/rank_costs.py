@@ -7,7 +7,7 @@ from regard.cli.app import format_table
 from regard.cli.model_sizes import ModelSizes
 from regard.distributed.ranks.rank_cost import METHODS, can_split_heads, predict_rank_cost
 from regard.errors import ArgumentError
-from regard.plan.report import format_bytes
+from regard.plan.report import format_bytes, format_seconds
 
 MAX_RANKS = 2**20
 RANK_COST_HEADERS = ("method", "mask", "tokens", "ranks", "FLOPs", "sent", "extra memory", "time")
@@ -81,16 +81,9 @@ def format_rank_costs(rows: list[dict[str, Any]]) -> str:
             f"{row['flops'] / 1e12:.4g} TFLOP",
             format_bytes(row["bytes_sent"]),
             format_bytes(row["extra_memory"]),
-            _format_seconds(row["seconds"]),
+            format_seconds(row["seconds"]),
         ]
         for row in rows
     ]
     legend = "per rank: FLOPs, bytes sent and time of all layers; extra memory of one layer beyond q, k, v; float32"
     return "\n".join([format_table(RANK_COST_HEADERS, cells), "", legend])
-
-
-def _format_seconds(seconds: float) -> str:
-    for unit_s, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"

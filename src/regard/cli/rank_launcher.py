@@ -1,8 +1,8 @@
 """Launch the ranks of a command as processes, or join ranks that torchrun launched.
 
-Ranks end with the command that launched them, however it ends. The command forwards INT, TERM and HUP. Each rank holds
-the reading end of a pipe whose only writer is the command. When the command is gone, also by KILL, the pipe closes and
-the rank exits. On Linux the kernel also sends KILL to the rank.
+Ranks end with the command that launched them, however it ends. The command forwards SIGINT, SIGTERM and SIGHUP. Each
+rank holds the read end of a pipe whose only writer is the command. When the command exits, even by SIGKILL, the pipe
+closes and the rank exits. On Linux the kernel also sends SIGKILL to the rank.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -44,7 +44,7 @@ def init_ranks() -> None:
 def exit_rank(code: int) -> NoReturn:
     """Exit a rank without finalizing Python.
 
-    A gloo thread that frees a tensor during finalization would end the process with SIGABRT (pytorch 179291).
+    A gloo thread that frees a tensor during finalization would end the process with SIGABRT (pytorch/pytorch#179291).
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -121,12 +121,19 @@ def _forward_signals(processes: Sequence["subprocess.Popen[bytes]"]) -> Iterator
             process.send_signal(number)
 
     # a terminal sends Ctrl-C to the ranks too; they handle both as one
-    previous = {number: signal.signal(number, forward) for number in FORWARDED_SIGNALS}
+    with handle_signals(FORWARDED_SIGNALS, forward):
+        yield
+
+
+@contextmanager
+def handle_signals(numbers: Iterable[int], handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """Handle signals with `handler` inside the `with` block; restore the previous handlers afterwards."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
 
 
 def _wait_for_ranks(processes: Sequence["subprocess.Popen[bytes]"]) -> list[int]:

@@ -1,16 +1,14 @@
 """The weights of one head of a layer over one text."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard import mask
-from regard.attention import attention_with_weights
 from regard.errors import ArgumentError
-from regard.hooks import disable_hooks
 from regard.measure import Measure, Measurements
 from regard.recording.recorded_call import RecordedCall, copy_call
 from regard.result import AttentionResult
@@ -19,8 +17,8 @@ from regard.result import AttentionResult
 class HeadWeights:
     """The weights of one head, (n_q, n_k), computed on request; weights of `hidden_keys` are 0 and rows renormalized.
 
-    `recorded_call` has the head alone where heads can be separated, and else all heads of the layer. `head_index` is
-    the index of the head in `recorded_call`.
+    `recorded_call` has only this head if heads can be separated, and all heads of the layer otherwise. `head_index`
+    is the index of the head in `recorded_call`.
     """
 
     def __init__(self, recorded_call: RecordedCall, head_index: int, hidden_keys: Sequence[int] = ()) -> None:
@@ -46,12 +44,9 @@ class HeadWeights:
         """The approximate size of the tensors and the result."""
         return 2 * (self.recorded_call.q.nbytes + self.recorded_call.k.nbytes + self.recorded_call.v.nbytes)
 
-    @cached_property
+    @property
     def result(self) -> AttentionResult[Tensor]:
-        with torch.no_grad(), disable_hooks():
-            return attention_with_weights(
-                self.recorded_call.q, self.recorded_call.k, self.recorded_call.v, **self.recorded_call.options
-            )
+        return self.recorded_call.result
 
     def weights(self, i: Any, j: Any) -> Tensor:
         """Return the weights of queries `i` and keys `j`, slices or lists of indices: (queries, keys)."""
@@ -81,14 +76,7 @@ def hide_keys(recorded_call: RecordedCall, hidden_keys: Sequence[int]) -> Record
     for key in hidden_keys:
         other_keys = mask.from_function(_key_is_not(key))
         visible = other_keys if visible is None else visible & other_keys
-    return RecordedCall(
-        recorded_call.q,
-        recorded_call.k,
-        recorded_call.v,
-        {**recorded_call.options, "mask": visible},
-        None,
-        recorded_call.source,
-    )
+    return replace(recorded_call, options={**recorded_call.options, "mask": visible}, serialized_options=None)
 
 
 def _key_is_not(key: int) -> Any:

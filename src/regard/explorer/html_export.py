@@ -40,8 +40,8 @@ def build_html_file(
 ) -> tuple[str, list[str]]:
     """Return the HTML text and a list of omitted parts.
 
-    `heads` are pairs (layer, head), the most important first. Thumbnails of every head are always included. Then follow
-    the maps of `heads`, coarse levels of all heads before finer ones, and the vectors from which the page computes
+    `heads` are pairs (layer, head), the most important first. Thumbnails of every head are always included. The maps
+    of `heads` follow, coarse levels of all heads before finer ones, and then the vectors from which the page computes
     single weights, until `max_bytes` bytes are used. `cells` are (layer, head, query, key) whose steps are included.
     """
     store = _ResponseStore(explorer, dispatch, max_bytes)
@@ -56,7 +56,7 @@ def build_html_file(
         store.add_all(f"the experiment {run['name']}", [("experiment", run)])
     for layer, head in heads:
         requests = _arithmetic_requests(store, session, {"session": session_id, "layer": layer, "head": head})
-        if not store.add_all(f"layer {layer}, head {head}, the arithmetic, also of later heads", requests):
+        if not store.add_all(f"arithmetic of layer {layer}, head {head} and later heads", requests):
             break
     return _offline_html(session.title, store.responses), store.omitted
 
@@ -76,9 +76,9 @@ def _add_map_tiles(
                 continue
             head_params = {"session": session_id, "layer": layer, "head": head}
             tiles = _tile_requests(head_params, session.map_pyramid(layer, head).head_weights.shape, level)
-            size = f"cells of {2**level} x {2**level}" if level else "single weights"
-            later_heads = ", also of later heads" if (layer, head) != heads[-1] else ""
-            if not store.add_all(f"layer {layer}, head {head}, {size}{later_heads}", tiles):
+            size = f"cells of {2**level} x {2**level} weights" if level else "single weights"
+            later_heads = " and later heads" if (layer, head) != heads[-1] else ""
+            if not store.add_all(f"{size} of layer {layer}, head {head}{later_heads}", tiles):
                 return _add_map_info(store, session_id, finest_levels)
             finest_levels[layer, head] = level
     return _add_map_info(store, session_id, finest_levels)
@@ -111,7 +111,7 @@ class _ResponseStore:
             response = self._encoded_response(name, params)
             remaining -= len(response)
             if remaining < 0:
-                self.omitted.append(f"{description}: does not fit into the file")
+                self.omitted.append(f"{description}: too large for the file")
                 return False
             encoded.append((request_key(name, params), response))
         self.store(encoded)

@@ -14,10 +14,10 @@ from regard.errors import ArgumentError
 from regard.explorer.head_weights import HeadWeights
 from regard.measure import pooled_map
 
-TILE_SIZE = 256  # cells per side, as the other sizes
+TILE_SIZE = 256  # cells per side; the sizes below have the same unit
 PREFERRED_BASE_SIZE, MAX_BASE_SIZE = 1024, 4096
 MIN_LEVEL_SIZE = 8  # of the coarsest level
-MAX_PREFERRED_BASE_LEVEL = 4  # tiles finer than a coarser base would take many pairs
+MAX_PREFERRED_BASE_LEVEL = 4  # with a coarser base, a tile of a finer level would pool too many pairs
 MAX_PAIRS_AT_ONCE = 2**22  # weights in memory at a time
 
 

@@ -120,7 +120,7 @@ class Session:
         return self.recording.layer_named(index)
 
     def head(self, layer: int, head: int, hidden_keys: Sequence[int] = ()) -> HeadWeights:
-        """Return a head of a layer; the other keys get the weight of `hidden_keys`."""
+        """Return the weights of a head; `hidden_keys` get weight 0, and each row is renormalized."""
         recorded_layer = self.layer(layer)
         if head not in recorded_layer.head_indices:
             raise ArgumentError(

@@ -16,7 +16,7 @@ try:
     import anywidget
 except ImportError:
     raise MissingDependencyError(
-        "regard.explore needs the package anywidget, which is not installed. Use pip install regard[explorer]."
+        "regard.explore needs anywidget, which is not installed. Use pip install 'regard[explorer]'."
     ) from None
 
 

@@ -63,7 +63,7 @@ class AttentionComparison:
             ("time", *(format_seconds(side.seconds) for side in sides)),
             (
                 "extra memory",
-                *("not known" if side.memory_bytes is None else format_bytes(side.memory_bytes) for side in sides),
+                *("unknown" if side.memory_bytes is None else format_bytes(side.memory_bytes) for side in sides),
             ),
         ]
         width = max(len(row[1]) for row in rows)

@@ -191,7 +191,7 @@ def _source_and_target(edge_index: Tensor, num_nodes: int, add_self_loops: bool)
         )
     if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
         span = f"{int(edge_index.min())} to {int(edge_index.max())}"
-        raise ArgumentError(f"edge_index must join nodes from 0 to {num_nodes - 1}; got {span}.")
+        raise ArgumentError(f"edge_index must hold nodes from 0 to {num_nodes - 1}; got {span}.")
     edge_index = edge_index.long()
     if add_self_loops:
         nodes = torch.arange(num_nodes, device=edge_index.device)
@@ -200,7 +200,7 @@ def _source_and_target(edge_index: Tensor, num_nodes: int, add_self_loops: bool)
 
 
 def _project(x: Tensor, w: Tensor) -> Tensor:
-    """(nodes, heads, width)."""
+    """Return the projected features, (nodes, num_heads, head_dim)."""
     return (x @ w).transpose(0, 1)
 
 

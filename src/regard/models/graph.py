@@ -13,7 +13,6 @@ from torch.nn.functional import dropout, elu
 
 from regard import checks
 from regard.argument_types import check_types
-from regard.errors import ArgumentError
 from regard.mechanisms.graph import gat, gatv2
 from regard.nn.input_checks import check_layer_dtype
 
@@ -117,22 +116,21 @@ class GraphAttentionLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_heads * head_dim if head_combination == "concatenate" else head_dim))
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        self._check_inputs(x, edge_index)
+        self._check_features(x)
         if self.kind == "gat":
             heads = gat(x, edge_index, self.w, self.a_source, self.a_target)
         else:
             heads = gatv2(x, edge_index, self.w_source, self.w_target, self.a)
         return (heads.flatten(1) if self.head_combination == "concatenate" else heads.mean(1)) + self.bias
 
-    def _check_inputs(self, x: Tensor, edge_index: Tensor) -> None:
+    def _check_features(self, x: Tensor) -> None:
         checks.tensor(x, "x", shape=("nodes", self.in_features), dtype_kind="floats")
         check_layer_dtype(x, "x", self.bias)
-        check_edge_index(edge_index, len(x))
 
     def attention_weights(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return the weights (heads, nodes, nodes); row i holds the weights of node i and sums to 1."""
         # One-hot features that do not change the scores are appended: their outputs are the weights.
-        self._check_inputs(x, edge_index)
+        self._check_features(x)
         nodes = len(x)
         extended = torch.cat((x, torch.eye(nodes, dtype=x.dtype, device=x.device)), 1)
         if self.kind == "gat":
@@ -146,15 +144,6 @@ class GraphAttentionLayer(nn.Module):
             w_source, w_target = _append_identity(self.w_source, nodes), _append_identity(self.w_target, nodes)
             output = gatv2(extended, edge_index, w_source, w_target, _append_zeros(self.a, nodes))
         return output[..., -nodes:].transpose(0, 1)
-
-
-def check_edge_index(edge_index: Tensor, nodes: int) -> None:
-    checks.tensor(edge_index, "edge_index", shape=(2, "num_edges"), dtype_kind="integers")
-    if torch.compiler.is_compiling() or not edge_index.numel():
-        return
-    smallest, largest = (int(node) for node in edge_index.aminmax())
-    if smallest < 0 or largest >= nodes:
-        raise ArgumentError(f"edge_index must hold nodes from 0 to {nodes - 1}; got {smallest} to {largest}.")
 
 
 def _glorot_parameter(*shape: int) -> nn.Parameter:

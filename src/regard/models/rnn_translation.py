@@ -91,11 +91,7 @@ class RecurrentTranslator(nn.Module):
 
 def _check_tokens(tokens: Tensor, name: str, embedding: nn.Embedding) -> None:
     input_checks.check_token_batch(tokens, name, min_tokens=1)
-    if torch.compiler.is_compiling() or not tokens.numel():
-        return
-    smallest, largest = (int(token) for token in tokens.aminmax())
-    if smallest < 0 or largest >= embedding.num_embeddings:
-        raise ArgumentError(f"{name} must be from 0 to {embedding.num_embeddings - 1}; got {smallest} to {largest}.")
+    input_checks.check_range(tokens, name, embedding.num_embeddings - 1)
 
 
 class Alignment(nn.Module):

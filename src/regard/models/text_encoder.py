@@ -80,12 +80,7 @@ class TextEncoder(nn.Module):
         checks.tensor(
             input_checks.check_token_ids(token_type_ids, "token_type_ids"), "token_type_ids", shape=tuple(tokens.shape)
         )
-        if torch.compiler.is_compiling() or not token_type_ids.numel():
-            return
-        smallest, largest = (int(token_type) for token_type in token_type_ids.aminmax())
-        if smallest < 0 or largest >= self.token_type_embedding.num_embeddings:
-            last = self.token_type_embedding.num_embeddings - 1
-            raise ArgumentError(f"token_type_ids must be from 0 to {last}; got {smallest} to {largest}.")
+        input_checks.check_range(token_type_ids, "token_type_ids", self.token_type_embedding.num_embeddings - 1)
 
     def pool(self, hidden_states: Tensor) -> Tensor:
         """Return the hidden state (batch, embed_dim) of the first token, after the pooling layer if there is one."""

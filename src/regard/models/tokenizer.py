@@ -91,6 +91,6 @@ def _import_tokenizers() -> Any:
         import tokenizers.trainers
     except ImportError:
         raise MissingDependencyError(
-            "the tokenizer needs the package tokenizers, which is not installed. Run pip install regard[models]."
+            "the tokenizer needs tokenizers, which is not installed. Use pip install 'regard[models]'."
         ) from None
     return tokenizers

@@ -81,11 +81,17 @@ def check_token_batch(token_ids: Tensor, name: str = "tokens", *, min_tokens: in
 def check_lengths(lengths: Tensor, batch_size: int, n: int) -> Tensor:
     """Check lengths (batch,): integers from 0 to n; return them."""
     checks.tensor(lengths, "lengths", shape=(batch_size,), dtype_kind="integers")
-    if not torch.compiler.is_compiling() and lengths.numel():
-        smallest, largest = (int(length) for length in lengths.aminmax())
-        if smallest < 0 or largest > n:
-            raise ArgumentError(f"lengths must be from 0 to {n}; got {smallest} to {largest}.")
+    check_range(lengths, "lengths", n)
     return lengths
+
+
+def check_range(x: Tensor, name: str, last: int) -> None:
+    """Raise unless all integers of x are from 0 to `last`; values are not checked while a graph is compiled."""
+    if torch.compiler.is_compiling() or not x.numel():
+        return
+    smallest, largest = (int(number) for number in x.aminmax())
+    if smallest < 0 or largest > last:
+        raise ArgumentError(f"{name} must be from 0 to {last}; got {smallest} to {largest}.")
 
 
 def beams_per_source(batch: Tensor, name: str, num_sources: int) -> int:

@@ -139,7 +139,7 @@ def format_bytes(number: int) -> str:
 
 def format_seconds(seconds: float) -> str:
     """A time with its unit, such as 1.5 ms."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if seconds * factor >= 1.0:
             return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e9:.3g} ns"

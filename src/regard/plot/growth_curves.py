@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from regard import checks
 from regard.argument_types import check_types
 from regard.errors import ArgumentError
+from regard.plot.chart_panels import CURVE_COLORS
 from regard.plot.figure import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-GROWTH_COLORS = ("#0b4a78", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")
 
 
 @check_types
@@ -40,7 +39,7 @@ def growth(
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     for n, (name, values) in enumerate(curves.items()):
-        color = GROWTH_COLORS[n % len(GROWTH_COLORS)]
+        color = CURVE_COLORS[n % len(CURVE_COLORS)]
         exponent = log(values[-1] / values[-2]) / log(seq_lens[-1] / seq_lens[-2])
         axes.plot(seq_lens, values, "o-", color=color, markersize=3, linewidth=1.4)
         axes.annotate(

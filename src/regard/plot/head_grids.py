@@ -18,12 +18,12 @@ THUMBNAIL_GAP = 0.06  # between small maps, as a fraction of their side
 
 
 @check_types
-def heads(rows: Sequence[Mapping[str, object]], measure: str, *, title: str | None = None) -> "Figure":
+def heads(rows: Sequence[Mapping[str, object]], metric: str, *, title: str | None = None) -> "Figure":
     """Plot a grid of layers and heads, colored by one metric.
 
     Args:
         rows: rows of `recording.head_table()`, or dicts with "layer", "head" and the metric.
-        measure: the column to plot.
+        metric: the column to plot.
         title: title of the figure; the name of the column by default.
 
     >>> rows = [{"layer": 0, "head": 0, "entropy": 0.5}, {"layer": 0, "head": 1, "entropy": 1.5}]
@@ -33,14 +33,14 @@ def heads(rows: Sequence[Mapping[str, object]], measure: str, *, title: str | No
     require_matplotlib()
     from matplotlib.figure import Figure
 
-    if not len(rows) or measure not in rows[0]:
+    if not len(rows) or metric not in rows[0]:
         known = ", ".join(rows[0]) if len(rows) else "nothing"
-        raise ArgumentError(f"measure must be one of the columns: {known}; got {measure!r}.")
-    checked_rows = [_check_row(row, measure) for row in rows]
+        raise ArgumentError(f"metric must be one of the columns: {known}; got {metric!r}.")
+    checked_rows = [_check_row(row, metric) for row in rows]
     layers, head_indices = (sorted({row[name] for row in checked_rows}) for name in ("layer", "head"))
     grid = np.full((len(layers), len(head_indices)), np.nan)
     for row in checked_rows:
-        grid[layers.index(row["layer"]), head_indices.index(row["head"])] = row[measure]
+        grid[layers.index(row["layer"]), head_indices.index(row["head"])] = row[metric]
     figure = Figure(figsize=(1.4 + 0.42 * len(head_indices), 1.2 + 0.34 * len(layers)), layout="constrained")
     axes = figure.subplots()
     axes.set_facecolor(HIDDEN_COLOR)
@@ -57,17 +57,17 @@ def heads(rows: Sequence[Mapping[str, object]], measure: str, *, title: str | No
     axes.set_yticks(range(len(layers)), [str(n) for n in layers], fontsize=8)
     axes.set_xlabel("head", fontsize=9)
     axes.set_ylabel("layer", fontsize=9)
-    axes.set_title(measure.replace("_", " ") if title is None else title, fontsize=10)
+    axes.set_title(metric.replace("_", " ") if title is None else title, fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.9).ax.tick_params(labelsize=8)
     return fit_to_content(figure)
 
 
-def _check_row(row: Mapping[str, object], measure: str) -> Mapping[str, Any]:
+def _check_row(row: Mapping[str, object], metric: str) -> Mapping[str, Any]:
     """Return the row if its layer, head and metric are numbers."""
     for name in ("layer", "head"):
         checks.integer(row.get(name), f"{name} of each row", at_least=0)
-    if not isinstance(row.get(measure), checks.NUMBER_TYPES):
-        raise ArgumentError(f"{measure} of each row must be a number; got {checks.describe(row.get(measure))}.")
+    if not isinstance(row.get(metric), checks.NUMBER_TYPES):
+        raise ArgumentError(f"{metric} of each row must be a number; got {checks.describe(row.get(metric))}.")
     return row
 
 

@@ -48,7 +48,7 @@ def mask(
     """Plot which keys each query may attend to, with queries from top to bottom and keys from left to right.
 
     Up to 128 x 128 positions are drawn one by one. In a larger mask a cell is a square region: dark if all of its pairs
-    are visible, lighter if some are, empty if none is. Regions are computed from bounds of the mask's formula, without
+    are visible, lighter if some are, empty if none are. Regions are computed from bounds of the mask's formula, without
     visiting the positions; a region that the bounds do not decide is drawn as partial. A mask that depends on the batch
     element or the head has a panel for each.
 

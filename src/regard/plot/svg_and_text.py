@@ -63,7 +63,7 @@ def svg_weights(weights: ArrayLike, queries: Sequence[str], keys: Sequence[str] 
 def svg_token_lines(
     weights: ArrayLike, queries: Sequence[str], keys: Sequence[str] | None = None, *, min_weight: float = 0.05
 ) -> Svg:
-    """Return query tokens on the left, key tokens on the right, and a line for each weight from `min_weight` on.
+    """Return query tokens on the left, key tokens on the right, and a line for each weight of at least `min_weight`.
 
     weights is (n_q, n_k). `queries` are the query tokens, `keys` the key tokens; by default the query tokens.
     `min_weight` defaults to 0.05.

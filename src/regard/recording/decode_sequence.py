@@ -9,7 +9,7 @@ from regard.recording.recorded_call import RecordedCall
 
 
 class DecodeSequence:
-    """Calls whose keys begin with keys of the call before: all of them, or only the latest.
+    """Calls in which the keys of each call begin with all keys, or only the latest keys, of the previous call.
 
     `k` and `v` hold the keys and values of all calls. The keys of call n begin at `key_offsets[n]`, which is 0 unless
     the cache has evicted keys. Buffers grow by a quarter, so that the cost of a step does not depend on the length.

@@ -1,4 +1,4 @@
-"""Intercept every call of attention that a PyTorch model makes:
+"""Intercept every attention call that a PyTorch model makes:
 
     torch's scaled_dot_product_attention    as an attribute of torch, and as a function imported by name
     torch.nn.MultiheadAttention             also if it returns weights, and in its fused kernel
@@ -39,7 +39,7 @@ CallHook = Callable[[CapturedCall], OutputHook | None]
 
 @contextmanager
 def intercept_attention(model: nn.Module, on_call: CallHook, *, allow_fused: bool = True) -> Iterator[None]:
-    """Call `on_call` before each call of attention in this thread, inside the `with` block.
+    """Call `on_call` before each attention call in this thread, inside the `with` block.
 
     `allow_fused=False` keeps torch's layers from running their fused kernels, which do not return the output of
     each head.

@@ -29,7 +29,7 @@ class LazyMatrix(ABC):
         ellipses = [n for n, entry in enumerate(indices) if entry is Ellipsis]
         if len(indices) - len(ellipses) > len(self.shape) or len(ellipses) > 1:
             raise ArgumentError(
-                f"{self!r} must get at most {len(self.shape)} indices and one `...`; got {len(indices)} entries."
+                f"{self!r} takes at most {len(self.shape)} indices and one `...`; got {len(indices)} entries."
             )
         first_missing = ellipses[0] if ellipses else len(indices)
         num_missing = len(self.shape) - len(indices) + len(ellipses)

@@ -50,7 +50,7 @@ MAX_SHIFT = 2**31
 
 
 def zero_ablate(head: HeadCall) -> Tensor:
-    """Patch: replace the output of the head by zeros.
+    """Patch: replace the output of the head with zeros.
 
     >>> layer = nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> x = torch.randn(1, 10, 16)
@@ -63,7 +63,7 @@ def zero_ablate(head: HeadCall) -> Tensor:
 
 
 def mean_ablate(head: HeadCall) -> Tensor:
-    """Patch: replace the output of every query by the mean over all queries.
+    """Patch: replace the output of every query with the mean over all queries.
 
     >>> layer = nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> x = torch.randn(1, 10, 16)

@@ -52,8 +52,9 @@ class RecordedLayer:
             return merge_steps(self.sequences)
         except NotMergeable:
             raise ArgumentError(
-                f"the calls of a layer must be consecutive decoding steps to be one matrix; {self.path} was called "
-                f"{len(self.calls)} times with other keys or scores. Use recording.calls({self.index}) for each call."
+                f"the calls of a layer must be consecutive decoding steps to form one matrix; {self.path} was called "
+                f"{len(self.calls)} times with unrelated keys or different options. Use "
+                f"recording.calls({self.index}) for each call."
             ) from None
 
     @property

@@ -35,8 +35,8 @@ __all__ = ["Recording", "load_recording"]
 class Recording:
     """The recorded attention layers of a model, in the order of their first calls.
 
-    `recording[3]` is the `AttentionResult` of the fourth layer, `recording["encoder.layer.3"]` that of the layer whose
-    path begins so. Weights are computed when they are indexed.
+    `recording[3]` is the `AttentionResult` of the fourth layer. `recording["encoder.layer.3"]` is that of the layer
+    whose path starts with this string. Weights are computed when they are indexed.
 
     Attributes:
         tokens: tokens of the input, for labels and for metrics that depend on tokens: a list of strings, or a list of
@@ -82,7 +82,7 @@ class Recording:
         return self.layer_named(layer).result
 
     def calls(self, layer: int | str) -> list[AttentionResult[Tensor]]:
-        """Return the single calls of a layer. In generation there is one for each step."""
+        """Return the result of each call of a layer. In generation there is one call per step."""
         return [call.result for call in self.layer_named(layer).calls]
 
     def layer_named(self, index_or_name: int | str) -> RecordedLayer:
@@ -127,7 +127,7 @@ class Recording:
 
         Args:
             kind: one of `regard.recording.metrics.head_table.HEAD_KINDS`.
-            min_score: the lowest score of a match. A match also has three times the score of a uniform head.
+            min_score: the lowest score of a match. A match also scores at least three times as high as a uniform head.
             table: a head table of this recording, to avoid computing it again for several kinds. Computed by default.
         """
         min_score = argument_checks.finite_number(min_score, "min_score")
@@ -162,7 +162,7 @@ class Recording:
         return flow(self._select_layers(layers), position)
 
     def reversed_attention(self, layer: int | str) -> ReversedAttention:
-        """Return the gradients of a loss in the products q·k, as a lazy matrix (Katz and Wolf, 2024).
+        """Return the gradients of a loss with respect to the products q·k, as a lazy matrix (Katz and Wolf, 2024).
 
         Requires `backward()` on the loss.
         """

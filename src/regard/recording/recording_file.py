@@ -73,8 +73,8 @@ def _saved_calls(layer: RecordedLayer, name: str, sequence: DecodeSequence) -> I
     for n, (call, offset) in enumerate(zip(sequence.calls, sequence.key_offsets, strict=True)):
         if call.serialized_options is None:
             raise ArgumentError(
-                f"a recording can be saved if its masks and scores are formulas; a call of {layer.path} has a custom "
-                "function. Record without this layer."
+                "a recording can be saved only if the options of all calls can be serialized; a call of "
+                f"{layer.path} has a custom function. Record without this layer."
             )
         yield _SavedCall(f"{name}.{n}", call, call.serialized_options, offset)
 

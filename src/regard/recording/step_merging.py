@@ -121,7 +121,7 @@ def _serialized_option(call: RecordedCall, name: str) -> Any:
 
 
 def _resolve_references(serialized: Any, call: RecordedCall) -> Any:
-    """Replace references by the tensors and integers that they refer to."""
+    """Replace references with the tensors and integers that they refer to."""
     assert call.serialized_options is not None
     if isinstance(serialized, dict) and set(serialized) == {"tensor"}:
         return call.serialized_options.tensors[serialized["tensor"]]

@@ -133,10 +133,10 @@ def _find_branches(module: nn.Module) -> dict[str, BranchModules]:
         name = f"{path}." if path else ""
         if all(isinstance(getattr(submodule, attribute, None), nn.Module) for attribute in BLOCK_ATTRIBUTES):
             block: Any = submodule
-            crosses = getattr(submodule, "multihead_attn", None)
+            cross_attn = getattr(submodule, "multihead_attn", None)
             norms = [block.norm1, block.norm2, getattr(block, "norm3", None)]
             steps = [("attention", block.self_attn, block.self_attn)]
-            steps += [("cross_attention", crosses, crosses)] if crosses is not None else []
+            steps += [("cross_attention", cross_attn, cross_attn)] if cross_attn is not None else []
             steps += [("feed_forward", block.linear1, block.linear2)]
             for (kind, first, last), norm in zip(steps, norms, strict=False):
                 branches[f"{name}{kind}"] = (norm if block.norm_first else first, last)

@@ -1,7 +1,7 @@
 """Two published attention examples, with their inputs, the published values, and corrections.
 
-The numbers of the first example are right, but its text omits a step. The numbers of the second are wrong from its
-first step on.
+The numbers of the first example are right up to rounding, but its text omits a step. The numbers of the second are
+wrong from its first step on.
 """
 
 from dataclasses import dataclass

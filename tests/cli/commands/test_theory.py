@@ -62,7 +62,7 @@ def test_experiments_are_listed_as_json() -> None:
     assert [experiment["name"] for experiment in listed] == [experiment.name for experiment in list_experiments()]
     assert listed[0]["settings"][0] == {
         "name": "num_keys",
-        "description": "keys of a softmax",
+        "description": "number of keys",
         "low": 64,
         "high": 8192,
         "step": 64,
@@ -160,7 +160,7 @@ def test_unwritable_plot_paths_exit_before_the_experiment(example: None, tmp_pat
         (["nothing"], r"must be one of score_scaling, .*; got 'nothing'"),
         (
             ["heat_diffusion", "--set", "time"],
-            r"--set must be NAME=NUMBER, with a name of sigma, key_std, dim, time; got 'time'",
+            r"--set must be NAME=NUMBER, where NAME is one of sigma, key_std, dim, time; got 'time'",
         ),
         (["heat_diffusion", "--set", "time=long"], r"--set must be NAME=NUMBER, .*; got 'time=long'"),
         (["heat_diffusion", "--set", "time=nan"], r"--set must be NAME=NUMBER, .*; got 'time=nan'"),

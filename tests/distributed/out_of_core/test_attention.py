@@ -350,7 +350,7 @@ INVALID_FILES = [
     ("truncated", LoadError, r"k.npy must contain its whole tensor, 102,400 bytes after its header; got 102,390"),
     ("truncated header", LoadError, r"k.npy must be a file written by numpy.save; its header is invalid"),
     ("empty", LoadError, r"k.npy must be a file written by numpy.save; its header is invalid"),
-    ("missing", LoadError, r"k.npy must be an existing file; got a path without a file"),
+    ("missing", LoadError, r"k.npy must be an existing file; it does not exist"),
     ("Fortran order", LoadError, r"k.npy must be in C order; got Fortran order"),
     ("big-endian", LoadError, r"k.npy must contain little-endian floats or integers; got dtype >f8"),
     ("complex", LoadError, r"k.npy must contain little-endian floats or integers; got dtype <c8"),

@@ -98,7 +98,7 @@ def test_the_code_of_a_short_formula_is_plain_torch(name: str) -> None:
 def test_a_hidden_key_has_score_minus_infinity_and_weight_zero() -> None:
     _, _, steps = next(cells({"mask": mask.causal()}, [(0, 1, 6)]))
     assert (steps["is_visible"], steps["score"], steps["weight"]) == (False, -math.inf, 0.0)
-    assert steps["mask"] == {"text": "j <= p", "latex": r"j \leq p"}
+    assert steps["mask"] == {"text": "j <= p"}
     assert steps["num_visible_keys"] == 4
 
 

@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 
+import regard
 from regard import mask
 from regard.errors import ArgumentError
 from regard.explorer.api.registry import dispatch
 from regard.explorer.explorer import Explorer
+from regard.explorer.session import Session
+from regard.explorer.session_from_recording import session_from_recording
 from regard.explorer.text_models.registry import load_text_model
+from regard.nn import BlockConfig, Encoder
 from tests.explorer.recordings import make_session
 
 HEAD_PARAMS = {"session": 0, "other_session": 1, "layer": 0, "head": 1}
@@ -44,6 +49,20 @@ def test_maps_of_different_sizes_are_compared_on_one_grid() -> None:
     assert difference.shape == (32, 32)
     assert float(difference.sum()) == pytest.approx(0.0, abs=1e-6)
     assert float(np.abs(difference).sum()) > 0.1
+
+
+def test_models_with_different_numbers_of_layers_are_compared_on_their_common_layers() -> None:
+    shallow, deep = (encoder_session(num_layers) for num_layers in (1, 2))
+    values = dispatch(Explorer(shallow, deep), "compare", {"session": 0, "other_session": 1}).values
+    assert (values["has_equal_shapes"], values["reason"]) == (True, "")
+    assert {row["layer"] for row in values["heads"]} == {0}
+
+
+def encoder_session(num_layers: int) -> Session:
+    model = Encoder(BlockConfig(embed_dim=16, num_heads=2), num_layers)
+    with regard.record(model) as recording, torch.no_grad():
+        model(torch.randn(1, 6, 16))
+    return session_from_recording(recording)
 
 
 def test_the_difference_of_a_session_and_itself_is_zero() -> None:

@@ -220,7 +220,7 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
 def test_a_missing_directory_raises(tmp_path: Path) -> None:
     with pytest.raises(
         LoadError,
-        match="a model must be language, dates, the folder of a finished regard train, or a Hugging Face directory",
+        match="a model must be language, dates, a folder written by regard train, or a Hugging Face directory",
     ):
         load_text_model(str(tmp_path / "nothing"))
 

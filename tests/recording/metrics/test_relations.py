@@ -64,3 +64,8 @@ def test_coreference_targets_are_earlier_mentions(recording: regard.Recording) -
 def test_targets_out_of_range_raise(recording: regard.Recording) -> None:
     with pytest.raises(ArgumentError, match=r"word indices from 0 to 7; got \{9: \{1\}\}"):
         recording.relation_accuracy({9: {1}})
+
+
+def test_a_single_word_has_no_relations(recording: regard.Recording) -> None:
+    with pytest.raises(ArgumentError, match="relations must have at least two words; got 1"):
+        recording.relation_accuracy({0: {0}}, word_ids=[0] * N)

@@ -5,7 +5,7 @@ VJP(x, c) = c·F'(x). All other derivatives follow from two more maps, computed 
 blocks of queries, so in O(n) memory:
 
     JVP(x, t)            = F'(x) t                       forward mode
-    SecondOrder(x, c, t) = the gradient in x of c·F'(x) t
+    SecondOrder(x, c, t) = the gradient w.r.t. x of c·F'(x) t
 
 The derivatives of VJP are SecondOrder and JVP, and those of JVP are SecondOrder and VJP. Each map is an autograd
 function that torch can differentiate, transform and batch. Only the derivative of SecondOrder (third order) stores a

@@ -1,1 +1,1 @@
-"""commands"""
+"""The commands of `regard`, one module each."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard import cost as price
+from regard import cost as cost_formulas
 from regard.cli.app import JsonOption, exit_on_error, format_table, print_json, show_spinner
 from regard.cli.model_sizes import MODEL_SIZES, ModelSizes
 from regard.cli.rank_costs import RankSpeed, format_rank_costs, rank_cost_rows
@@ -20,7 +20,7 @@ COST_HEADERS = (
     "mechanism",
     "tokens",
     "attention",
-    "other layers",
+    "rest of the model",
     "attention share",
     "extra memory per layer",
     "KV cache",
@@ -132,7 +132,7 @@ def _row(sizes: ModelSizes, name: str, seq_len: int, training: bool) -> dict[str
         "non_attention_flops": factor * non_attention,
         "attention_fraction": attention / (attention + non_attention),
         "layer_extra_bytes": extra_bytes,
-        "kv_cache_bytes": price.kv_cache_bytes(
+        "kv_cache_bytes": cost_formulas.kv_cache_bytes(
             seq_len, num_layers=sizes.num_layers, num_kv_heads=sizes.num_kv_heads, head_dim=head_dim
         ),
     }
@@ -147,7 +147,7 @@ def _masked_flops(sizes: ModelSizes, name: str, seq_len: int) -> int:
             f"for {name!r}. Use a mechanism with a formula: {', '.join(MODELS_BY_NAME)}."
         )
     pairs = round(mask.density(seq_len, num_heads=sizes.num_heads) * seq_len * seq_len)
-    return price.attention(
+    return cost_formulas.attention(
         seq_len, seq_len, sizes.embed_dim // sizes.num_heads, num_heads=sizes.num_heads, pairs=pairs
     ).total
 

@@ -20,7 +20,7 @@ def explore(
     recording: Annotated[Path | None, typer.Option(help="a file that Recording.save wrote, instead of a text")] = None,
     file: Annotated[Path | None, typer.Option(help="a file with the text")] = None,
     port: Annotated[
-        int, typer.Option(help="0 chooses a free port; any other port has the same address at each start")
+        int, typer.Option(help="0 chooses a free port; any other port keeps its address across restarts")
     ] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open the page")] = True,
 ) -> None:
@@ -29,8 +29,8 @@ def explore(
     Only this machine can reach the page. Its address is printed on its own line.
     """
     with exit_on_error():
-        words = text_from_options(text, file)
-        if recording is not None and words is not None:
+        input_text = text_from_options(text, file)
+        if recording is not None and input_text is not None:
             raise ArgumentError(
                 f"a recording has its own text; got --recording {recording} and another text. Leave one of them out."
             )
@@ -40,17 +40,17 @@ def explore(
         from regard.explorer.session_factory import create_explorer
 
         listener = listen(port)  # a port in use is reported before a model is loaded
-        source = words if recording is None else load_recording(recording)
+        source = input_text if recording is None else load_recording(recording)
         with show_spinner("opening the recording" if recording is not None else f"running {model} on the text"):
             explorer = create_explorer(source, model=model)
         serve(explorer, port=listener, open_browser=browser)
 
 
 def _check_installed() -> None:
-    """Raises `MissingDependencyError` if a package that serves the page is missing."""
+    """Raise `MissingDependencyError` if a package that serves the page is missing."""
     for package in ("starlette", "uvicorn"):
         if find_spec(package) is None:
             raise MissingDependencyError(
                 f"regard explore serves its page with starlette and uvicorn, and {package} is not installed. "
-                "Use pip install regard[explorer]."
+                "Use pip install 'regard[explorer]'."
             )

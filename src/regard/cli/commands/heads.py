@@ -1,8 +1,7 @@
 """`regard heads`: the metrics of every head of a recording or a model."""
 
-import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,7 +40,7 @@ def heads(
         if columns is not None:
             table = _select_columns(table, columns.split(","))
     if as_json:
-        print_json([_row_to_json(row) for row in table])
+        print_json(list(table))
     else:
         typer.echo(repr(table))
 
@@ -51,15 +50,15 @@ def _load_or_record(name: str, text: str | None, file: Path | None) -> Recording
         if text is not None or file is not None:
             raise ArgumentError(f"a recording has its own text; got {name} and another text. Use a model instead.")
         return load_recording(name)
-    words = text_from_options(text, file)
-    if words is None:
+    input_text = text_from_options(text, file)
+    if input_text is None:
         raise ArgumentError(
             f"a model needs a text; got only {name}, which is not a recording file. Add a text or --file."
         )
     from regard.explorer.text_models.registry import load_text_model
 
     with show_spinner(f"running {name} on the text"):
-        return load_text_model(name).record_text(words).recording
+        return load_text_model(name).record_text(input_text).recording
 
 
 def text_from_options(text: str | None, file: Path | None) -> str | None:
@@ -82,7 +81,7 @@ def _print_matches(table: HeadTable, kind: str, min_score: float, as_json: bool)
     elif matches:
         typer.echo("\n".join(str(match) for match in matches))
     else:
-        typer.echo(f"no head has a {kind} score of {min_score:g} or more, and three times that of a uniform head")
+        typer.echo(f"no head has a {kind} score of at least {min_score:g} and three times that of a uniform head")
 
 
 def _select_columns(table: HeadTable, names: list[str]) -> HeadTable:
@@ -90,9 +89,3 @@ def _select_columns(table: HeadTable, names: list[str]) -> HeadTable:
     for name in names:
         table.check_column(name)
     return HeadTable([{name: row[name] for name in ("layer", "head", *names)} for row in table])
-
-
-def _row_to_json(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
-    }

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.cli.app import JsonOption, exit_on_error, print_json
 from regard.errors import ArgumentError
 from regard.files.atomic import atomic_file
+from regard.files.json_values import to_json_value
 from regard.plot.chart_panels import ImagePanel
 from regard.plot.figure import require_matplotlib
 from regard.plot.terminal_charts import text_charts
@@ -102,7 +103,7 @@ def _parse_settings(experiment: Experiment, texts: list[str]) -> dict[str, float
             equals = ""
         if not equals or values[name.strip()] - values[name.strip()] != 0:  # not a number, or not finite
             names = ", ".join(slider.name for slider in experiment.sliders) or "none"
-            raise ArgumentError(f"--set must be NAME=NUMBER, with a name of {names}; got {text!r}.")
+            raise ArgumentError(f"--set must be NAME=NUMBER, where NAME is one of {names}; got {text!r}.")
     return values
 
 
@@ -191,25 +192,16 @@ def _claim_to_json(claim: Claim) -> dict[str, Any]:
         "tolerance_reason": claim.tolerance_reason,
         "holds": claim.holds,
     }
-    numbers = {name: _values_to_json(getattr(claim, name)) for name in ("expected", "actual")}
-    return {**fields, **numbers, "max_error": _values_to_json(claim.max_error), "tolerance": claim.tolerance}
+    numbers = {name: to_json_value(getattr(claim, name)) for name in ("expected", "actual")}
+    return {**fields, **numbers, "max_error": to_json_value(claim.max_error), "tolerance": claim.tolerance}
 
 
 def _panel_to_json(panel: Any) -> dict[str, Any]:
     fields = {"title": panel.title, "xlabel": panel.xlabel, "ylabel": panel.ylabel}
     if isinstance(panel, ImagePanel):
-        return {**fields, "signed": panel.signed, "values": _values_to_json(panel.values)}
+        return {**fields, "signed": panel.signed, "values": to_json_value(panel.values)}
     curves = [
-        {"label": s.label, "style": s.style, "color_index": color, "x": _values_to_json(s.x), "y": _values_to_json(s.y)}
+        {"label": s.label, "style": s.style, "color_index": color, "x": to_json_value(s.x), "y": to_json_value(s.y)}
         for s, color in zip(panel.series, panel.color_indices, strict=True)
     ]
     return {**fields, "log_x": panel.log_x, "log_y": panel.log_y, "series": curves}
-
-
-def _values_to_json(values: Any) -> Any:
-    """Return nested lists of numbers, with None for NaN and infinities."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    if isinstance(values, list):
-        return [_values_to_json(value) for value in values]
-    return values if values - values == 0 else None

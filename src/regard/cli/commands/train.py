@@ -19,6 +19,7 @@ from regard.cli.rank_launcher import (
     check_world_size,
     exit_rank,
     exit_with_parent,
+    handle_signals,
     init_ranks,
     is_launched_rank,
     is_rank,
@@ -47,7 +48,7 @@ LOG_INTERVAL_S = 30.0  # between lines, if the output is not a terminal
 def train(
     name: Annotated[str, typer.Argument(help=f"one of {', '.join(tasks.task_names())}")],
     data: Annotated[
-        Path, typer.Option(help="the folder of `make data`; for language also a text file, or a folder of text files")
+        Path, typer.Option(help="the folder of the datasets; for language also a text file, or a folder of text files")
     ] = Path("data"),
     out: Annotated[Path | None, typer.Option(help="folder of the model; runs/NAME by default")] = None,
     steps: Annotated[int | None, typer.Option(help="number of steps; that of the recipe by default")] = None,
@@ -55,11 +56,11 @@ def train(
     lr: Annotated[float | None, typer.Option(help="highest learning rate; that of the recipe by default")] = None,
     warmup_steps: Annotated[int | None, typer.Option(help="steps until the highest learning rate")] = None,
     schedule: Annotated[str | None, typer.Option(help=f"learning rate schedule: {', '.join(SCHEDULES)}")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="probability that is spread over wrong classes")] = None,
-    max_grad_norm: Annotated[float | None, typer.Option(help="largest norm of the gradient")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="probability spread evenly over all classes")] = None,
+    max_grad_norm: Annotated[float | None, typer.Option(help="gradients are clipped to this norm")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="weight decay of matrices")] = None,
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="ignore an existing checkpoint")] = False,
-    save_steps: Annotated[int, typer.Option(min=1, help="steps from one checkpoint to the next")] = 200,
+    save_steps: Annotated[int, typer.Option(min=1, help="steps between checkpoints")] = 200,
     world_size: Annotated[int, typer.Option(help="processes that share each sequence; torchrun sets it")] = 1,
 ) -> None:
     """Train a model, or resume from its checkpoint. Ctrl-C and SIGTERM save and stop."""
@@ -161,15 +162,8 @@ def _run_training(training: Trainer, folder: Path, save_steps: int) -> int:
 def _stop_signals() -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM in a list, so that the current step and a checkpoint are finished first."""
     received: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
+    with handle_signals((signal.SIGINT, signal.SIGTERM), lambda number, _: received.append(number)):
         yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -18,9 +18,8 @@ from regard.plan.choose import Plan, choose_backend
 from regard.plan.report import format_bytes
 from regard.plan.tiling import Tiling, call_coverage, ranges
 
-MAX_STEP_ROWS = (
-    2**13
-)  # queries or keys of a step; more saves little, and computing waits for all rows of the first step
+# queries or keys of a step; more rows save little, and the computation waits for all rows of the first step
+MAX_STEP_ROWS = 2**13
 MIN_STEP_ROWS = 16
 MASK_TILE_KEYS = 128  # resolution, in keys, at which masked ranges are left out
 NUM_PREPARED_COPIES = 3  # copies of the rows while they are prepared

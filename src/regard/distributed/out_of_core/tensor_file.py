@@ -70,7 +70,7 @@ def locate_tensor(source: str | Path) -> TensorLocation:
     """Return the location of the tensor that `source` names; raise `LoadError` if it is invalid or incomplete."""
     path, name = split_source(source)
     if not path.is_file():
-        raise LoadError(f"{path} must be an existing file; got a path without a file.")
+        raise LoadError(f"{path} must be an existing file; it does not exist.")
     location = _locate_in_safetensors(path, name) if path.suffix == SAFETENSORS_SUFFIX else _locate_in_npy(path)
     data_bytes = path.stat().st_size - location.offset
     if data_bytes < location.nbytes:

@@ -13,7 +13,7 @@ from regard.backends.shared.autograd import differentiable_forward
 from regard.call.subcall import StridedRange
 from regard.distributed.ranks.collectives import all_gather_autograd
 from regard.distributed.ranks.sharded_call import HALF_DTYPES, ShardedCall, local_slices
-from regard.distributed.ranks.sharding import to_token_order
+from regard.distributed.ranks.sharding import shard_lengths, to_token_order
 from regard.errors import ArgumentError
 from regard.tensors.precision import without_autocast
 
@@ -26,7 +26,7 @@ def all_gather_attention(sharded_call: ShardedCall) -> Tensor:
             'method="all_gather" needs a normalizer of single rows; got sinkhorn, which also normalizes columns. '
             'Use method="ulysses", where each rank has all tokens of some heads.'
         )
-    lengths = [sum(chunk.count for chunk in sharded_call.key_positions(rank)) for rank in range(comm.world_size)]
+    lengths = shard_lengths(sharded_call.layout, call.spec.n_k, comm.world_size)
     with without_autocast(call.q.device.type):
         inputs = sharded_call.inputs()
         dtype = torch.float32 if call.spec.dtype in HALF_DTYPES else None  # gradients are summed over ranks

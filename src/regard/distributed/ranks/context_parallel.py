@@ -12,7 +12,7 @@ from regard import checks
 from regard.distributed.ranks.attention import METHODS, attention
 from regard.distributed.ranks.communicator import Communicator, GroupLike
 from regard.distributed.ranks.decode import decode
-from regard.distributed.ranks.sharding import LAYOUTS, positions, shard, shard_positions
+from regard.distributed.ranks.sharding import LAYOUTS, positions, shard, shard_lengths
 from regard.errors import ArgumentError
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.kv_cache import KeyValueCache
@@ -94,16 +94,13 @@ class ContextParallel(nn.Module):
         return self._decode_tokens(tokens, cache, sum(lengths))
 
     def _prefill(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """Run the prompt, of which each rank caches a contiguous part, and return the logits of the last token."""
+        """Run the prompt and return the logits of the last token; each rank caches a contiguous part of the prompt."""
         n, comm = tokens.shape[1], self.comm
         position_ids = positions(n, group=comm, layout="contiguous")
         local_tokens = shard(tokens, dim=1, group=comm, layout="contiguous")
         with self._override_attention(partial(attention, group=comm, method=self.method, layout="contiguous")):
             states = self.model.hidden_states(local_tokens, position_ids=position_ids, cache=cache)  # type: ignore[operator]  # a method of the model
-        counts = [
-            sum(chunk.count for chunk in shard_positions("contiguous", n, comm.world_size, rank))
-            for rank in range(comm.world_size)
-        ]
+        counts = shard_lengths("contiguous", n, comm.world_size)
         last_rank = max(rank for rank, count in enumerate(counts) if count)
         last_state = states[:, -1] if comm.rank == last_rank else states.new_zeros((len(tokens), states.shape[-1]))
         logits: Tensor = self.model.logits(comm.all_reduce(last_state.contiguous()))  # type: ignore[operator]  # as above

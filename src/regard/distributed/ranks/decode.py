@@ -81,7 +81,7 @@ def decode(
         extra = {"layout": layout, "backend": backend, "queries": tuple(getattr(q, "shape", ()))}
         call = check_consistent_call(comm, parse, extra)
         sharded_call = ShardedCall(synchronize_center(call, comm), comm, layout, backend)
-        check_mergeable(sharded_call)
+        check_mergeable(sharded_call, "decode")
         output: Array = call.restore_shape(_decode_output(sharded_call, _local_key_positions(k_lengths, sharded_call)))
         return output
 

@@ -43,25 +43,26 @@ def ring_attention(sharded_call: ShardedCall) -> Tensor:
         return finalize_partial(call, (output, statistic if call.spec.normalizer.statistic else None))
 
 
-def check_mergeable(sharded_call: ShardedCall) -> None:
-    """Raise if the output cannot be merged from parts of the keys."""
+def check_mergeable(sharded_call: ShardedCall, function: str = "attention") -> None:
+    """Raise if the output cannot be merged from parts of the keys; `function` is the name of the called function."""
     call = sharded_call.call
     statistic = call.spec.normalizer.statistic
+    use = "Use" if function == "attention" else "Use regard.distributed.attention with"
     if call.normalizer.iterations > 1:
         raise ArgumentError(
             "keys on several ranks need a normalizer whose partial outputs merge; got sinkhorn, which also normalizes "
-            'columns. Use method="ulysses", where each rank has all tokens of some heads.'
+            f'columns. {use} method="ulysses", where each rank has all tokens of some heads.'
         )
     if statistic not in (None, "lse"):
         raise ArgumentError(
             "keys on several ranks need a normalizer whose partial outputs merge, such as softmax or sink; got "
             f"{call.normalizer.formula}, whose {statistic} needs the whole row. "
-            'Use method="ulysses" or method="all_gather".'
+            f'{use} method="ulysses" or method="all_gather".'
         )
     if call.relative_values is not None:
         raise ArgumentError(
             "keys on several ranks need values that do not depend on the query; got relative values. "
-            'Use method="all_gather".'
+            f'{use} method="all_gather".'
         )
 
 

@@ -22,7 +22,7 @@ NUM_MASK_REGIONS = 16  # a rank's queries and keys are split into this many regi
 
 @dataclass(frozen=True, eq=False)
 class ShardedCall:
-    """A call with n_q queries and n_k keys, of which this rank holds a part."""
+    """A call over n_q queries and n_k keys; this rank holds a part of each."""
 
     call: ParsedCall
     comm: Communicator

@@ -138,7 +138,7 @@ def check_local_tensors(q: Any, k: Any, v: Any, backend: Any) -> None:
 def check_shard_lengths(lengths: list[int], layout: str, name: str) -> None:
     """Raise unless `lengths` are the shard lengths of the layout, by rank."""
     n, world_size = sum(lengths), len(lengths)
-    expected = _shard_lengths(layout, n, world_size)
+    expected = shard_lengths(layout, n, world_size)
     if lengths != expected:
         raise RankError(
             f"{n} rows of {name} over {world_size} ranks in the {layout} layout must have the lengths {expected}; got "
@@ -158,10 +158,11 @@ def split_by_rank(rows: Tensor, layout: str, dim: int, world_size: int) -> list[
     n = rows.shape[dim]
     if layout != "contiguous":
         rows = rows.index_select(dim, shard_permutation(layout, n, world_size).to(rows.device))
-    return list(rows.split(_shard_lengths(layout, n, world_size), dim=dim))
+    return list(rows.split(shard_lengths(layout, n, world_size), dim=dim))
 
 
-def _shard_lengths(layout: str, n: int, world_size: int) -> list[int]:
+def shard_lengths(layout: str, n: int, world_size: int) -> list[int]:
+    """Return the number of tokens of each rank."""
     return [sum(chunk.count for chunk in shard_positions(layout, n, world_size, rank)) for rank in range(world_size)]
 
 

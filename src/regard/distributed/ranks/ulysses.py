@@ -4,7 +4,6 @@ A second exchange returns the output to the ranks of its tokens. Everything that
 as long as the number of ranks divides the number of heads.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,7 +18,7 @@ from regard.distributed.partials import finalize_partial
 from regard.distributed.ranks.collectives import all_to_all_autograd
 from regard.distributed.ranks.communicator import Communicator
 from regard.distributed.ranks.sharded_call import ShardedCall
-from regard.distributed.ranks.sharding import split_by_rank, to_token_order
+from regard.distributed.ranks.sharding import shard_lengths, split_by_rank, to_token_order
 from regard.errors import ArgumentError
 from regard.tensors.precision import without_autocast
 
@@ -60,12 +59,10 @@ def _gather_inputs(sharded_call: ShardedCall, inputs: BackendInputs, local_heads
     """Exchange this rank's tokens for all tokens of its heads."""
     comm, spec = sharded_call.comm, sharded_call.call.spec
     query_dependent = sharded_call.query_dependent_tensors()
-    q = _tokens_to_heads(inputs.q, sharded_call, sharded_call.query_positions)
-    k, v = (
-        _tokens_to_heads(_repeat_kv(x, comm), sharded_call, sharded_call.key_positions) for x in (inputs.k, inputs.v)
-    )
+    q = _tokens_to_heads(inputs.q, sharded_call, spec.n_q)
+    k, v = (_tokens_to_heads(_repeat_kv(x, comm), sharded_call, spec.n_k) for x in (inputs.k, inputs.v))
     tensors = (
-        _tokens_to_heads(tensor, sharded_call, sharded_call.query_positions) if index in query_dependent else tensor
+        _tokens_to_heads(tensor, sharded_call, spec.n_q) if index in query_dependent else tensor
         for index, tensor in enumerate(inputs.tensors)
     )
     heads = slice(comm.rank * local_heads, (comm.rank + 1) * local_heads)
@@ -86,14 +83,12 @@ def _repeat_kv(x: Tensor, comm: Communicator) -> Tensor:
     return x.repeat_interleave(comm.world_size // num_kv_heads, dim=1)
 
 
-def _tokens_to_heads(
-    x: Tensor, sharded_call: ShardedCall, positions_of_rank: Callable[[int], tuple[StridedRange, ...]]
-) -> Tensor:
+def _tokens_to_heads(x: Tensor, sharded_call: ShardedCall, num_tokens: int) -> Tensor:
     """Exchange (batch, heads, local tokens, dim) for (batch, local heads, tokens, dim)."""
     world_size = sharded_call.comm.world_size
     if world_size == 1:
         return x
-    lengths = [sum(chunk.count for chunk in positions_of_rank(rank)) for rank in range(world_size)]
+    lengths = shard_lengths(sharded_call.layout, num_tokens, world_size)
     batch_size, num_heads, _, dim = x.shape
     shapes = [(batch_size, num_heads // world_size, length, dim) for length in lengths]
     received = all_to_all_autograd(x.chunk(world_size, dim=1), shapes, sharded_call.comm)

@@ -20,7 +20,7 @@ from regard.explorer.head_weights import HeadWeights
 from regard.explorer.weight_code import weight_code, weight_code_template
 from regard.expr.evaluate import Evaluator, IndexGrid
 from regard.expr.ir import TRUE
-from regard.expr.printing import to_latex, to_text
+from regard.expr.printing import to_text
 from regard.tensors.nonfinite import all_finite
 
 
@@ -81,29 +81,11 @@ def head_vectors(explorer: Explorer, params: Params) -> Payload:
 
 
 def _call_formulas(parsed_call: ParsedCall) -> dict[str, Any]:
-    """Return the formulas of the call, its score modifier and its mask."""
+    """Return the formulas of the call, its score modifier and its mask, as text."""
     spec, names = parsed_call.spec, parsed_call.closed_expr.tensor_names
-    modifier = (
-        None
-        if spec.score_mod is None
-        else {"text": to_text(spec.score_mod, names), "latex": to_latex(spec.score_mod, names)}
-    )
-    mask = None if spec.mask is TRUE else {"text": to_text(spec.mask, names), "latex": to_latex(spec.mask, names)}
-    return {"formula": {"text": spec.formula, "latex": _latex(parsed_call)}, "modifier": modifier, "mask": mask}
-
-
-def _latex(parsed_call: ParsedCall) -> str:
-    head_dim = parsed_call.q.shape[-1]
-    if (
-        parsed_call.spec.score_kind == "dot"
-        and parsed_call.normalizer.formula == "softmax"
-        and parsed_call.spec.score_mod is None
-    ):
-        return (
-            r"a_{ij} = \frac{\exp(s_{ij} - m_i)}{\sum_l \exp(s_{il} - m_i)}, \quad "
-            rf"s_{{ij}} = \frac{{q_i \cdot k_j}}{{\sqrt{{{head_dim}}}}}, \quad m_i = \max_l s_{{il}}"
-        )
-    return rf"\text{{{parsed_call.spec.formula}}}"
+    modifier = None if spec.score_mod is None else {"text": to_text(spec.score_mod, names)}
+    mask = None if spec.mask is TRUE else {"text": to_text(spec.mask, names)}
+    return {"formula": {"text": spec.formula}, "modifier": modifier, "mask": mask}
 
 
 @dataclass(eq=False)

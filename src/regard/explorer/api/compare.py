@@ -26,19 +26,19 @@ def compare(explorer: Explorer, params: Params) -> Payload:
 
 
 def _shape_mismatch_reason(session: Session, other_session: Session) -> str:
-    """The reason why maps cannot be subtracted weight by weight; empty if they can."""
+    """The reason why maps of the common layers cannot be subtracted weight by weight; empty if they can."""
     shapes, other_shapes = (
-        [(layer.merged_call.q.shape[2], layer.merged_call.k.shape[2]) for layer in compared.layers]
+        {layer.index: (layer.merged_call.q.shape[2], layer.merged_call.k.shape[2]) for layer in compared.layers}
         for compared in (session, other_session)
     )
-    if shapes == other_shapes:
-        return ""
-    pairs = zip(shapes, other_shapes, strict=False)
-    (a, b), (c, d) = next((shape, other_shape) for shape, other_shape in pairs if shape != other_shape)
-    return (
-        f"the texts have {a} x {b} and {c} x {d} pairs, so single weights do not correspond; the maps are compared on "
-        "grids of equal size, by the fraction of all weight in each cell."
-    )
+    for index in sorted(shapes.keys() & other_shapes.keys()):
+        (a, b), (c, d) = shapes[index], other_shapes[index]
+        if (a, b) != (c, d):
+            return (
+                f"the texts have {a} x {b} and {c} x {d} pairs, so single weights do not correspond; the maps are "
+                "compared on grids of equal size, by the fraction of all weight in each cell."
+            )
+    return ""
 
 
 @endpoint

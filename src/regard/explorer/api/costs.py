@@ -26,8 +26,8 @@ MAX_REPEAT_S = 2.0  # a longer call is not repeated
 COST_PAGE_MODEL_SIZES: tuple[dict[str, Any], ...] = (  # in the menu of the page, and in exported files
     {"title": "BERT base, GPT-2", "embed_dim": 768, "num_heads": 12, "num_layers": 12, "ffn_dim": 3072, "gated": False},
     {"title": "GPT-2 XL", "embed_dim": 1600, "num_heads": 25, "num_layers": 48, "ffn_dim": 6400, "gated": False},
-    {"title": "Llama 2, 7 B", "embed_dim": 4096, "num_heads": 32, "num_layers": 32, "ffn_dim": 11008, "gated": True},
-    {"title": "Llama 2, 70 B", "embed_dim": 8192, "num_heads": 64, "num_layers": 80, "ffn_dim": 28672, "gated": True},
+    {"title": "Llama 2 7B", "embed_dim": 4096, "num_heads": 32, "num_layers": 32, "ffn_dim": 11008, "gated": True},
+    {"title": "Llama 2 13B", "embed_dim": 5120, "num_heads": 40, "num_layers": 40, "ffn_dim": 13824, "gated": True},
 )
 
 
@@ -128,7 +128,7 @@ def _pairwise_crossovers(cost_models: list[CostModel], head_dim: int, num_heads:
             continue
         one_flops, other_flops = (m.flops(MAX_COST_LENGTH, head_dim, num_heads) for m in (one, other))
         cheaper, costlier = (other, one) if one_flops > other_flops else (one, other)
-        text = f"{cheaper.name} takes fewer FLOPs than {costlier.name} from n = {length:,} on"
+        text = f"{cheaper.name} takes fewer FLOPs than {costlier.name} for n ≥ {length:,}"
         crossovers.append({"first": one.name, "second": other.name, "seq_len": float(length), "text": text})
     return crossovers
 

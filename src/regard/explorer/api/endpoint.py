@@ -1,4 +1,4 @@
-"""`@endpoint` declares a function that answers requests of the page, and `dispatch` calls it by name.
+"""`@endpoint` declares a function that handles requests of the page, and `dispatch` calls it by name.
 
 Error messages are shown to the user.
 """

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import LoadError
+from regard.files.json_values import to_json_value
 
 PACKED_DTYPES = ("float32", "float16", "int32", "uint8")
 ALIGNMENT_BYTES = 8  # arrays begin at multiples of it, so that the page can read them without copying
@@ -64,19 +65,6 @@ def unpack(data: bytes) -> Payload:
         arrays[entry["name"]] = np.frombuffer(data, dtype, count, offset).reshape(entry["shape"])
         offset = _align_offset(offset + count * dtype.itemsize)
     return Payload(header["values"], arrays)
-
-
-def to_json_value(value: Any) -> Any:
-    """Convert a value to JSON values: NaN and infinities become None, arrays become lists."""
-    if isinstance(value, dict):
-        return {str(key): to_json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_json_value(item) for item in value]
-    if isinstance(value, Tensor | np.ndarray):
-        return to_json_value(value.tolist())
-    if isinstance(value, np.generic):
-        return to_json_value(value.item())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def to_float32_array(tensor: Tensor) -> np.ndarray:

@@ -13,7 +13,7 @@ from regard.explorer.session import Session
 
 MAX_RETURNED_WEIGHTS = 65_536  # per response
 MAX_SORTED_PAIRS = 2**26  # per request
-MIN_SINK_QUERIES = 8  # fewer queries do not show a sink
+MIN_SINK_TEXT_QUERIES = 8  # no sink is reported for fewer queries
 
 
 @endpoint
@@ -34,7 +34,7 @@ def _sink(session: Session, layer: int, head: int) -> dict[str, float] | None:
     """Return the key with the largest mean weight, estimated from up to 64 of the later queries."""
     head_weights = session.head(layer, head)
     n_q = head_weights.shape[0]
-    if n_q < MIN_SINK_QUERIES:
+    if n_q < MIN_SINK_TEXT_QUERIES:
         return None
     rows = torch.linspace(n_q // 2, n_q - 1, min(64, n_q - n_q // 2)).long()
     mass = head_weights.weights(rows, slice(None)).mean(0)

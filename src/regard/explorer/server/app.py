@@ -66,7 +66,7 @@ def serve(
     """Serve the page until Ctrl-C, and print its address on a separate line.
 
     `source` is a text that `model` runs on, a recording, an explorer, or None for an example; `load_text_model` lists
-    the models. `port` 0 uses a free port; any other port has the same address at each start. `port` may also be an
+    the models. `port` 0 uses a free port; any other port keeps its address across restarts. `port` may also be an
     open `Listener`. `open_browser` opens the page in a browser.
     """
     listener = port if isinstance(port, Listener) else listen(port)  # fails before a model is loaded
@@ -149,7 +149,7 @@ def _not_found(request: Request) -> Response:
 
 
 class OriginGuard:
-    """Rejects requests that name another host than this machine or come from another page."""
+    """Rejects requests whose host is not this machine or whose origin is another page."""
 
     def __init__(self, port: int) -> None:
         self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}

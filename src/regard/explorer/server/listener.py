@@ -9,7 +9,7 @@ from regard.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Listener:
-    """A sock socket, and whether the user chose its port, so that the address must stay the same."""
+    """A listening socket, and whether the user chose its port, so that the address must stay the same."""
 
     socket: socket.socket
     has_fixed_port: bool

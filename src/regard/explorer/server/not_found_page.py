@@ -23,7 +23,7 @@ NOT_FOUND_HTML = f"""<!doctype html>
 </head>
 <body>
 <h1>This address does not belong to the running explorer.</h1>
-<p>The explorer was probably restarted after this page was opened. Each start has a new address: open the address that
+<p>The explorer was probably restarted after this page was opened. Each start uses a new address: open the address that
 <code>regard explore</code> printed in its terminal.</p>
 <p>To keep the same address for bookmarks and open tabs, start the explorer with a port, as in
 <code>regard explore --port 8123</code>.</p>

@@ -1,4 +1,4 @@
-"""The key in the address of the page: random, and the same at each start if the user chose a port.
+"""The key in the address of the page: random, and the same after a restart if the user chose the port.
 
 Bookmarks and open tabs should survive a restart if the user chose a port. The key of that port is then stored in a
 file that only its owner can read, in the user's state directory (XDG_STATE_HOME).
@@ -30,7 +30,7 @@ def load_or_create_key(port: int) -> str:
         return _read_key(path) or _write_key(path, new_key())
     except OSError as error:
         raise LoadError(
-            f"the key of port {port} is stored in {path}, so that the address stays the same; this failed: "
+            f"the key of port {port} is stored in {path}, so that the address stays the same; access failed: "
             f"{error.strerror}. Make the folder writable, set XDG_STATE_HOME to another folder, or omit --port."
         ) from None
 

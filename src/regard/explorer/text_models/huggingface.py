@@ -1,4 +1,4 @@
-"""Text models of Hugging Face, by directory or name, from local files where possible.
+"""Hugging Face text models, by directory or name, from local files where possible.
 
 Code that comes with a model is not run. Weights are read only from safetensors and never unpickled.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from regard.cache import memoize
-from regard.errors import ArgumentError, LoadError, MissingDependencyError
+from regard.errors import ArgumentError, LoadError
 from regard.explorer.session import Session
 from regard.explorer.text_models.example_texts import EXAMPLE_TEXTS
 from regard.explorer.text_models.registry import (
@@ -32,6 +32,7 @@ from regard.explorer.text_models.token_text import (
     piece_bytes,
     token_texts_from_bytes,
 )
+from regard.optional_imports import import_optional
 from regard.recording.recorder import record
 from regard.recording.recording import Recording
 
@@ -45,7 +46,7 @@ SAFETENSORS_HINT = "model.save_pretrained(folder, safe_serialization=True)"
 @memoize()
 def load_huggingface_model(name: str) -> TextModel:
     """Return a model and its tokenizer, by directory or name."""
-    transformers = _import_transformers()
+    transformers = import_optional("transformers", "a Hugging Face model", "regard[hf]")
     try:
         config = _from_pretrained(transformers.AutoConfig, name)
         model_class = _saved_class(config, transformers)
@@ -58,7 +59,7 @@ def load_huggingface_model(name: str) -> TextModel:
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split())[:400]
         raise LoadError(
-            "a model must be language, dates, the folder of a finished regard train, or a Hugging Face directory or "
+            "a model must be language, dates, a folder written by regard train, or a Hugging Face directory or "
             f"name with safetensors and a tokenizer; got {name!r}: {reason}"
         ) from error
     max_tokens = min(getattr(config, "max_position_embeddings", None) or MAX_TEXT_TOKENS, MAX_TEXT_TOKENS)
@@ -233,13 +234,3 @@ class _HuggingFaceDecoder:
         self._cache = output.past_key_values
         logits: torch.Tensor = output.logits[0, -1].float()
         return logits
-
-
-def _import_transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingDependencyError(
-            "models of Hugging Face need the package transformers, which is not installed. Use pip install regard[hf]."
-        ) from None
-    return transformers

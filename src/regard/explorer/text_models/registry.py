@@ -1,4 +1,4 @@
-"""Text models by name: bundled models, trained models, and models of Hugging Face. Each records a text as a session."""
+"""Text models by name: bundled models, trained models, and Hugging Face models. Each records a text as a session."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -66,8 +66,8 @@ def attention(
         Q: queries (batch, heads, n_q, head_dim), or (batch, n_q, heads * head_dim) with `q_num_heads`.
         K, V: keys and values with n_k rows, in the layout of Q; they may have fewer heads (`kv_num_heads`).
         attn_mask: boolean (True means attend) or floats to add, broadcastable to (batch, heads, n_q, past + n_k). Keys
-            beyond its last column are masked; so a mask with one column masks all keys but the first, as from opset 24
-            on.
+            beyond its last column are masked, so a mask with one column masks every key except the first, as opset 24
+            specifies.
         past_key, past_value: cache (batch, heads, past, head_dim) that precedes K and V.
         nonpad_kv_seqlen: number of keys (batch,) that are not padding, if K and V are the whole cache.
         is_causal: 1 applies a causal mask.
@@ -297,8 +297,8 @@ def _append(past: Tensor, new: Tensor, name: str) -> Tensor:
     if past.ndim != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
         batch_size, num_heads, _, head_dim = new.shape
         raise ArgumentError(
-            f"past_{name} must have shape ({batch_size}, {num_heads}, past, {head_dim}), as the new {name} has; "
-            f"got {tuple(past.shape)}. The cache is 4-D also if Q, K and V are 3-D."
+            f"past_{name} must have shape ({batch_size}, {num_heads}, past, {head_dim}), like the new {name}; "
+            f"got {tuple(past.shape)}. The cache is 4-D even if Q, K and V are 3-D."
         )
     return torch.cat((past, new), dim=2)
 

@@ -120,11 +120,11 @@ def _expand_gate(gate: Array | None, num_heads: int, keys: Tensor, dtype: torch.
 def _check(update_rule: str, has_decay: bool, has_beta: bool, q_num_heads: int, kv_num_heads: int) -> None:
     if update_rule not in UPDATE_RULES:
         raise ArgumentError(f"update_rule must be one of {', '.join(UPDATE_RULES)}; got {update_rule!r}.")
-    for name, is_given, is_required in (
+    for name, is_present, is_required in (
         ("decay", has_decay, "gated" in update_rule),
         ("beta", has_beta, "delta" in update_rule),
     ):
-        if is_required and not is_given:
+        if is_required and not is_present:
             raise ArgumentError(f"{name} must be given for the update rule {update_rule!r}; got none.")
     if kv_num_heads < 1 or q_num_heads % kv_num_heads:
         raise ArgumentError(f"kv_num_heads must divide q_num_heads; got {kv_num_heads} and {q_num_heads}.")

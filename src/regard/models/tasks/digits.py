@@ -117,7 +117,7 @@ class DigitsTask:
             from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it has no annotations
         except ImportError:
             raise MissingDependencyError(
-                "the digits task needs scikit-learn, which is not installed. Run pip install regard[train]."
+                "the digits task needs scikit-learn, which is not installed. Use pip install 'regard[train]'."
             ) from None
         dataset = load_digits()
         images = torch.tensor(dataset.images, dtype=torch.float32) / MAX_PIXEL_VALUE

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import MissingDependencyError
 from regard.models.graph import GraphAttentionNetwork
 from regard.models.training import BatchResult, Recipe, classification_result
+from regard.optional_imports import import_optional
 
 LEADERS = (0, 33)  # Mr. Hi and the officer
 LABELED_EVERY = 5
@@ -203,10 +203,4 @@ def label_propagation(graph: LabeledGraph) -> Tensor:
 
 
 def _import_networkx() -> Any:
-    try:
-        import networkx  # type: ignore[import-untyped]  # it has no annotations
-    except ImportError:
-        raise MissingDependencyError(
-            "the graph tasks need networkx, which is not installed. Run pip install regard[train]."
-        ) from None
-    return networkx
+    return import_optional("networkx", "a graph task", "regard[train]")

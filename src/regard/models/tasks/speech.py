@@ -139,7 +139,7 @@ class Espeak:
                 f"the speech task needs espeak-ng in {folder}; it is not there. Run make data, or pass another folder "
                 "with --data."
             )
-        # espeak-ng replaces unknown voices by its default voice, which would then be in both training and test sets
+        # espeak-ng replaces unknown voices with its default voice, which would then be in both training and test sets
         for voice in (*TRAIN_VOICES, *TEST_VOICES):
             if not (voices[0] / voice).is_file():
                 raise LoadError(f"{voices[0]} must hold the voice {voice!r}; it does not. Fetch espeak-ng 1.51 again.")

@@ -1,4 +1,4 @@
-"""The common form into which every adapter brings a call of attention."""
+"""The common form of an attention call, which every adapter returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

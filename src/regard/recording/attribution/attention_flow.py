@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, BudgetError, MissingDependencyError, OutOfRangeError
+from regard.errors import ArgumentError, BudgetError, OutOfRangeError
+from regard.optional_imports import import_optional
 from regard.recording import argument_checks
 from regard.recording.attribution.gradient_matrices import AttentionTimesGradient
 from regard.recording.lazy_matrix import row_blocks
@@ -110,7 +111,7 @@ def flow(layers: Sequence[RecordedLayer], position: int) -> Tensor:
             f"layer n times; got {n}. Use rollout, or a shorter input."
         )
     (index,) = _check_positions([position], n)
-    networkx = _import_networkx()
+    networkx = import_optional("networkx", "attention flow", "networkx")
     result = torch.zeros(batch_size, n)
     for b in range(batch_size):
         graph = networkx.DiGraph()
@@ -127,13 +128,3 @@ def flow(layers: Sequence[RecordedLayer], position: int) -> Tensor:
         for j in range(n):
             result[b, j] = networkx.maximum_flow_value(graph, (0, j), sink)
     return result
-
-
-def _import_networkx() -> Any:
-    try:
-        import networkx  # type: ignore[import-untyped]  # no type annotations
-    except ImportError:
-        raise MissingDependencyError(
-            "attention flow needs networkx, which is not installed. Use pip install networkx."
-        ) from None
-    return networkx

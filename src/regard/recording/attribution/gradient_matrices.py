@@ -1,9 +1,9 @@
-"""Lazy matrices of the gradients of a loss in attention weights and scores.
+"""Lazy matrices of the gradients of a loss with respect to attention weights and scores.
 
-With o = A v, dO the gradient in o, and e_ij = dO_i·v_j the gradient in a weight:
+With o = A v, dO the gradient with respect to o, and e_ij = dO_i·v_j the gradient with respect to a_ij:
 
     attention x gradient    a_ij e_ij
-    reversed attention      a_ij (e_ij - dO_i·o_i) scale      the gradient in q_i·k_j (Katz and Wolf, 2024)
+    reversed attention      a_ij (e_ij - dO_i·o_i) scale      the gradient w.r.t. q_i·k_j (Katz and Wolf, 2024)
 
 A recording stores dO when `backward()` is called on the loss.
 """
@@ -38,7 +38,7 @@ class _GradientMatrix(LazyMatrix):
 
 
 class AttentionTimesGradient(_GradientMatrix):
-    """The weights times the gradients of a loss in the weights."""
+    """The weights times the gradients of a loss with respect to the weights."""
 
     def entries(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
         weights: Tensor = self.call.result.weights[b, h, i, j]
@@ -46,7 +46,7 @@ class AttentionTimesGradient(_GradientMatrix):
 
 
 class ReversedAttention(_GradientMatrix):
-    """The gradient of a loss in the products q·k."""
+    """The gradient of a loss with respect to the products q·k."""
 
     def __init__(self, layer: RecordedLayer) -> None:
         super().__init__(layer)

@@ -1,7 +1,7 @@
 """The similarity of heads: the Jensen-Shannon divergence of their rows, over randomly chosen queries.
 
-The divergence is 0 for equal rows and log 2 for disjoint ones. All rows of all pairs of heads would cost as much as the
-matrices themselves, so that a seed chooses a few queries.
+The divergence is 0 for equal rows and log 2 for disjoint ones. Comparing all rows would cost as much as computing the
+matrices, so only a few randomly chosen queries are compared.
 """
 
 from collections.abc import Sequence

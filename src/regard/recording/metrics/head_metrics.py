@@ -25,7 +25,7 @@ from regard.tensors.diagonals import diagonal_sums
 
 LAST_QUERIES = 64  # queries that the vertical and slash scores are computed from
 NUM_PATTERN_LINES = 16  # columns, or diagonals, of a vertical or slash pattern
-MIN_SINK_QUERIES = 8  # a key that fewer queries may attend to is no sink
+MIN_SINK_QUERIES = 8  # a key that fewer queries may attend to is not counted as a sink
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class HeadMetrics:
         call: the recorded call.
         tokens: the tokens of each sequence of the batch. None if they are unknown.
         separators: tokens that count as separators.
-        window_size: width of the window of `window`. Default: 16.
+        window_size: width of the window in the `window` metric. Default: 16.
         baseline_from: metrics of a layer with the same mask and tokens, whose uniform baseline is reused.
     """
 

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from regard.argument_types import check_signature
-from regard.errors import ArgumentError, MissingDependencyError
+from regard.errors import ArgumentError
+from regard.optional_imports import import_optional
 from regard.recording import argument_checks
 from regard.recording.metrics.head_metrics import HeadMetrics, HeadScores
 from regard.recording.named_tokens import NamedTokens, is_cross_attention
@@ -93,13 +94,7 @@ class HeadTable(Sequence[HeadRow]):
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame."""
-        try:
-            import pandas  # type: ignore[import-untyped]  # it has no annotations here
-        except ImportError:
-            raise MissingDependencyError(
-                "HeadTable.to_pandas needs pandas, which is not installed. Use pip install pandas."
-            ) from None
-        return pandas.DataFrame(self._rows)
+        return import_optional("pandas", "HeadTable.to_pandas", "pandas").DataFrame(self._rows)
 
     def check_column(self, name: str) -> None:
         """Raise `ArgumentError` if the table has no such column."""
@@ -149,7 +144,7 @@ def build_head_table(
     """
     _check_tokens(layers, named_tokens)
     if progress is not None:
-        check_signature(progress, "progress", "share")
+        check_signature(progress, "progress", "fraction")
     rows: list[HeadRow] = []
     last: tuple[Any, HeadMetrics] | None = None
     for num_done, layer in enumerate(layers):

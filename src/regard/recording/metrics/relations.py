@@ -81,11 +81,13 @@ def relation_accuracy(
     num_words = max(word_ids, default=-1) + 1
     _check_targets(targets)
     if any(not -num_words <= word < num_words for word in special_words):
-        raise OutOfRangeError(f"special_words must be from 0 to {num_words - 1}; got {list(special_words)}.")
+        raise OutOfRangeError(f"special_words must be from {-num_words} to {num_words - 1}; got {list(special_words)}.")
     if not targets or not all(0 <= w < num_words for word, words in targets.items() for w in (word, *words)):
         raise ArgumentError(
             f"targets must have at least one word, and word indices from 0 to {num_words - 1}; got {dict(targets)}."
         )
+    if num_words < 2:
+        raise ArgumentError(f"relations must have at least two words; got {num_words}.")
     baseline, offset = _best_offset(targets, num_words)
     rows: list[HeadRow] = []
     for layer in layers:

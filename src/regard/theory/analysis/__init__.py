@@ -1,1 +1,1 @@
-"""analysis"""
+"""Simulations, integrals and closed forms that the experiments compare."""

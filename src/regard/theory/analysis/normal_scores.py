@@ -39,28 +39,28 @@ def exact_moments(n: int, std: float) -> SoftmaxMoments:
     >>> exact_moments(2, 1e-3).entropy - math.log(2) < 1e-6
     True
     """
-    x, share = _normal_quadrature(std)
+    x, quadrature_weights = _normal_quadrature(std)
     u = _integration_grid(n, std)
     y = torch.exp(x[None, :] - u[:, None])
-    falls = torch.exp(-y)
+    exp_neg_y = torch.exp(-y)
     # 1 - φ keeps its digits where φ is near 1, which determines φ^n
-    missing = (-torch.expm1(-y)) @ share
-    powers = {k: (y**k * falls).nan_to_num(0.0, 0.0, 0.0) @ share for k in range(1, 5)}
-    with_x = (x * y * falls).nan_to_num(0.0, 0.0, 0.0) @ share
+    one_minus_phi = (-torch.expm1(-y)) @ quadrature_weights
+    moments = {k: (y**k * exp_neg_y).nan_to_num(0.0, 0.0, 0.0) @ quadrature_weights for k in range(1, 5)}
+    x_moment = (x * y * exp_neg_y).nan_to_num(0.0, 0.0, 0.0) @ quadrature_weights
 
-    def left(count: int) -> Tensor:
+    def phi_power(count: int) -> Tensor:
         """Return φ to this power."""
-        return torch.exp(count * torch.log1p(-missing.clamp(max=1 - 1e-16)))
+        return torch.exp(count * torch.log1p(-one_minus_phi.clamp(max=1 - 1e-16)))
 
-    def sums(k: int) -> float:
+    def power_sum(k: int) -> float:
         """Return E Σ a^k."""
-        return n / math.factorial(k - 1) * float((powers[k] * left(n - 1)).sum()) * INTEGRATION_STEP
+        return n / math.factorial(k - 1) * float((moments[k] * phi_power(n - 1)).sum()) * INTEGRATION_STEP
 
-    pairs = n * (n - 1) / 6 * float((powers[2].square() * left(n - 2)).sum()) * INTEGRATION_STEP
-    log_z = float((torch.exp(-torch.exp(-u)) - left(n)).sum()) * INTEGRATION_STEP
-    score = n * float((with_x * left(n - 1)).sum()) * INTEGRATION_STEP
+    pairs = n * (n - 1) / 6 * float((moments[2].square() * phi_power(n - 2)).sum()) * INTEGRATION_STEP
+    log_z = float((torch.exp(-torch.exp(-u)) - phi_power(n)).sum()) * INTEGRATION_STEP
+    score = n * float((x_moment * phi_power(n - 1)).sum()) * INTEGRATION_STEP
     # |J|² = Σ a² - 2 Σ a³ + (Σ a²)²
-    return SoftmaxMoments(log_z - score, sums(2), sums(2) - 2 * sums(3) + sums(4) + pairs)
+    return SoftmaxMoments(log_z - score, power_sum(2), power_sum(2) - 2 * power_sum(3) + power_sum(4) + pairs)
 
 
 def frozen_limit(n: int, std: float) -> SoftmaxMoments:
@@ -81,9 +81,9 @@ def _integration_grid(n: int, std: float) -> Tensor:
     low, high = torch.special.ndtri(
         torch.tensor([TAIL_CUTOFF ** (1 / max(1, n - 2)), TAIL_CUTOFF / n], dtype=torch.float64)
     )
-    most = max(-float(high) * std, std**2 / 2 + math.log(n / TAIL_CUTOFF))
+    upper = max(-float(high) * std, std**2 / 2 + math.log(n / TAIL_CUTOFF))
     return torch.arange(
-        min(0.0, float(low) * std) - 5, min(most, -float(high) * std + 50) + 5, INTEGRATION_STEP, dtype=torch.float64
+        min(0.0, float(low) * std) - 5, min(upper, -float(high) * std + 50) + 5, INTEGRATION_STEP, dtype=torch.float64
     )
 
 

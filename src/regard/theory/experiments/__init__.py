@@ -1,1 +1,1 @@
-"""experiments"""
+"""The experiments, one module each."""

@@ -30,6 +30,7 @@ from regard.models.rnn_translation import RecurrentTranslator
 from regard.plot.chart_panels import Panel, Series
 from regard.theory.experiment import ProgressCallback, check_settings
 from regard.theory.experiment_result import Claim, ExperimentResult
+from regard.theory.seeding import fork_rng_with_seed
 
 LENGTHS = (2, 4, 8, 16, 32, 64, 128)
 WORD_LENGTHS = (1, 2, 4, 8, 16)  # lengths of words for the recurrent encoder
@@ -202,8 +203,7 @@ def _encoder_readout(n: int, state_dim: int, num_samples: int, seed: int) -> flo
 
     The fraction is the mean squared canonical correlation.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with fork_rng_with_seed(seed):
         model = RecurrentTranslator((ALPHABET_SIZE, ALPHABET_SIZE), hidden_size=state_dim, attention=None).double()
     words = torch.randint(0, ALPHABET_SIZE, (4 * num_samples, n), generator=torch.Generator().manual_seed(seed))
     final_states = model.encode_source(words).final_state

@@ -25,7 +25,7 @@ from regard.theory.residual_gradients import GradientPath, gradient_paths
 from regard.theory.seeding import fork_rng_with_seed
 
 CAP, SIGMA, DROPOUT = 2.0, 1.5, 0.3
-ROUNDING_REASON = "rounding in float64 of sums of some hundred products, as a share of the largest gradient"
+ROUNDING_REASON = "rounding in float64 of sums of some hundred products, relative to the largest gradient"
 
 
 @check_settings

@@ -34,7 +34,7 @@ from regard.theory.experiment_result import Claim, ExperimentResult
 
 BUMP_STD = 0.5  # initial standard deviation of the bump that diffuses
 NUM_TIME_STEPS = 41
-ROUNDING_REASON = "rounding in float64, as a share of the largest number"
+ROUNDING_REASON = "rounding in float64, relative to the largest number"
 
 
 @check_settings

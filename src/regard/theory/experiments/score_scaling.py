@@ -216,7 +216,7 @@ def _softmax_claims(data: dict[str, Tensor], num_keys: int) -> tuple[Claim, ...]
     entropy = data["entropy_scaled"]
     claims.append(
         Claim(
-            "with the scale, the entropy is log n - 1/2 for plot_dims keys, for every d",
+            "with the scale, the entropy is log n - 1/2 for many keys, for every d",
             torch.full_like(entropy, math.log(num_keys) - 0.5),
             entropy,
             NUM_STANDARD_ERRORS * float(data["entropy_scaled_error"].max()) + (math.e + 1) / num_keys,

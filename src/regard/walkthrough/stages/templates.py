@@ -18,20 +18,22 @@ class StageTemplate(NamedTuple):
 
 
 INPUT_TEMPLATES = {
-    "tokens": StageTemplate("$name", "the tokens, a row each", "$name", "$name"),
+    "tokens": StageTemplate("$name", "the tokens, one per row", "$name", "$name"),
     "matrix": StageTemplate(
         "W_$letter", "the learned matrix that projects a token to a $kind", "W_$letter", "W_$letter"
     ),
-    "Q": StageTemplate("Q", "the queries, a row each", "$product", "$product"),
-    "K": StageTemplate("K", "the keys, a row each", "$product", "$product"),
-    "V": StageTemplate("V", "the values, a row each", "$product", "$product"),
+    "Q": StageTemplate("Q", "the queries, one per row", "$product", "$product"),
+    "K": StageTemplate("K", "the keys, one per row", "$product", "$product"),
+    "V": StageTemplate("V", "the values, one per row", "$product", "$product"),
     "transformed values": StageTemplate(
         "transformed values", "the function of the call, applied to the values", "g(V)", "g(V)"
     ),
 }
 
 MASK_TEMPLATES = {
-    "modifier": StageTemplate("$name", "$description", "s_ij = $formula, s as before", r"s_{ij} \leftarrow $latex"),
+    "modifier": StageTemplate(
+        "$name", "$description", "s_ij = $formula, where s is the previous score", r"s_{ij} \leftarrow $latex"
+    ),
     "visible": StageTemplate("visible", "which keys each query may attend to", "visible where $formula", "$latex"),
     "masked": StageTemplate(
         "masked",
@@ -57,13 +59,13 @@ WEIGHT_TEMPLATES = {
 OUTPUT_TEMPLATES = {
     "dropout mask": StageTemplate(
         "dropout mask",
-        "which weights stay: each becomes 0 with probability $dropout, decided by the seed $seed",
+        "which weights are kept: each is dropped with probability $dropout, drawn with seed $seed",
         "keep_ij",
         r"\kappa_{ij}",
     ),
     "after dropout": StageTemplate(
         "after dropout",
-        "the remaining weights over $keep_probability, so that the sum is the same on average",
+        "the remaining weights divided by $keep_probability, so that their sum is the same on average",
         "keep_ij a_ij / $keep_probability",
         r"\frac{\kappa_{ij} a_{ij}}{$keep_probability}",
     ),

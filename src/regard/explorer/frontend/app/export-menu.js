@@ -39,7 +39,7 @@ export function exportMenu(context) {
     const copy = async () => {
       await navigator.clipboard.writeText(location.href);
       const isTooLong = selectSession(context.store.get())?.text?.length > MAX_LINK_TEXT_CHARACTERS;
-      context.announce(isTooLong ? "Link copied, without the text, which is too long." : "Link copied.");
+      context.announce(isTooLong ? "Link copied without the text, which is too long." : "Link copied.");
     };
     const limit = `Copies a link to this view; texts of more than ${MAX_LINK_TEXT_CHARACTERS} characters are left out`;
     list.append(item("Copy link", limit, copy));

@@ -131,7 +131,7 @@ function followViews(context, main) {
       subscribe: (listener) => ends.push(context.store.subscribe(listener)),
       end: (callback) => ends.push(callback),
     };
-    const hint = state.serverState ? NO_TEXT_HINT : "Loading …";
+    const hint = state.serverState ? NO_TEXT_HINT : "Loading…";
     replaceContent(main, isReady ? view.create(inner) : element("p", { class: "empty-state" }, hint));
     main.scrollTop = 0;
     close = () => ends.forEach((end) => end());

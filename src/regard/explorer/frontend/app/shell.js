@@ -134,7 +134,7 @@ function sessionTitle(context) {
   const node = element("div", { class: "spacer session-title" });
   const status = element("span", { class: "status", role: "status" });
   context.showProgress = (message) => {
-    status.textContent = message ? ` ${message} …` : "";
+    status.textContent = message ? ` ${message}…` : "";
   };
   context.store.subscribe((state) => replaceContent(node, selectSession(state)?.title ?? "", status));
   return node;

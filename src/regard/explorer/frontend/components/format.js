@@ -73,7 +73,7 @@ export function formatWholePercent(fraction) {
 /** The status of a long request: its text, and the finished fraction if it is known. */
 export function formatProgress(text, fraction) {
   if (!text) return "";
-  return fraction === null || fraction === undefined ? `${text} …` : `${text}, ${formatWholePercent(fraction)}`;
+  return fraction === null || fraction === undefined ? `${text}…` : `${text}, ${formatWholePercent(fraction)}`;
 }
 
 /** An integer with commas between thousands. */

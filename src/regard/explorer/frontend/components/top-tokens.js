@@ -23,7 +23,7 @@ export function drawTopTokens(node, { weights, tokens, showWords, isCrossAttenti
         { class: "hint" },
         "Point at a token. The keys that it attends to get an ",
         element("b", { class: "key-color" }, "orange background"),
-        ", the queries that attend to it a ",
+        "; the queries that attend to it get a ",
         element("b", { class: "query-color" }, "blue underline"),
         ". Click to pin the token, Shift-click to add another, drag to select a span.",
       ),

@@ -168,7 +168,7 @@ export function fileSource(responses) {
       const computed = await compute(storedResponse, name, params);
       if (computed) return computed;
     }
-    throw new NotInFile("This file does not contain these data. Open the text with regard explore.");
+    throw new NotInFile("This file does not contain this data. Open the text with regard explore.");
   };
   return { kind: "file", request };
 }

@@ -30,7 +30,7 @@ function stageOverrides({ scale = null, temperature }, headDim, visible) {
     scale === null
       ? { formula: `s_ij = q_i · k_j / √${headDim}` }
       : { description: `times ${scale}`, formula: `s_ij = ${scale} s_ij` };
-  const modifier = { formula: `s_ij = s / ${temperature}, s as before` };
+  const modifier = { formula: `s_ij = s / ${temperature}, where s is the previous score` };
   return { scaled, modifier, visible: { formula: visible } };
 }
 

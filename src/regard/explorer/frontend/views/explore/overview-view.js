@@ -155,7 +155,7 @@ function arrange(context, parts) {
   replaceContent(parts.legend, weightLegend(ramp));
   replaceContent(
     parts.measureNote,
-    parts.table ? `${measureTitle(state.measure)}: ${measureDescription(state.measure)}.` : "Measuring all heads …",
+    parts.table ? `${measureTitle(state.measure)}: ${measureDescription(state.measure)}.` : "Measuring all heads…",
     sampling,
   );
 }
@@ -187,7 +187,7 @@ function layOutCards({ grid }, state, entries) {
       grid,
       sorted.length
         ? sorted.map(({ card }) => card.node)
-        : element("p", { class: "empty-state" }, "No head is of this kind on this text."),
+        : element("p", { class: "empty-state" }, "No heads of this kind for this text."),
     );
     return;
   }

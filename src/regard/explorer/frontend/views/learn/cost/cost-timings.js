@@ -30,7 +30,7 @@ export async function measureTimings(context, mechanisms, model, { showStatus, a
   for (const n of TIMED_LENGTHS) {
     for (const mechanism of mechanisms) {
       if (isCancelled()) return;
-      showStatus(`Measuring ${mechanism} at ${formatCount(n)} tokens …`);
+      showStatus(`Measuring ${mechanism} at ${formatCount(n)} tokens…`);
       try {
         const params = { mechanism, seq_len: n, ...timedHeadSize(model) };
         addTiming((await context.request("timing", params)).values);

@@ -8,7 +8,7 @@ const RELATIONS = { equal: "=", "at most": "≤", "at least": "≥" };
 /** The claims, which must hold, and the known-wrong formulas, which must not. */
 export function claimLists({ claims, false_claims }) {
   return [
-    claimList("Claims", claims, (claim) => claim.holds, ["agrees", "does not agree"]),
+    claimList("Claims", claims, (claim) => claim.holds, ["holds", "fails"]),
     claimList("Known-wrong formulas", false_claims, (claim) => !claim.holds, ["rejected", "not rejected"]),
   ];
 }

@@ -158,7 +158,7 @@ async function runExperiment(context, parts, experiment) {
     parts.result = response;
     draw(context, parts);
     context.announce(
-      `${experiment.name}: ${response.values.is_consistent ? "all claims agree" : "a claim does not agree"}.`,
+      `${experiment.name}: ${response.values.is_consistent ? "all claims hold" : "a claim fails, or a known-wrong formula holds"}.`,
     );
   } catch (error) {
     if (requestId === parts.requestId) context.showError(error);
@@ -184,7 +184,7 @@ function draw(context, parts) {
       element("b", { class: values.is_consistent ? "is-true" : "is-false" }, values.is_consistent ? "✓ " : "✕ "),
       values.is_consistent
         ? "The computed numbers agree with every claim and with none of the known-wrong formulas."
-        : "A claim does not agree with the computed numbers; see below.",
+        : "A claim fails, or a known-wrong formula holds; see below.",
     ),
     element(
       "div",
