@@ -14,13 +14,10 @@ import regard
 from regard import mask, measure, normalizer, score
 from regard.errors import ArgumentError
 from tests.laws import direct
+from tests.random_tensors import normal
 
 N = 1000  # several tiles in each direction, and not a multiple of the tile size
 EXACT = dict(rtol=1e-11, atol=1e-13)  # float64 sums of a thousand numbers of at most about 1
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def assert_same(actual: Any, expected: Tensor) -> None:

@@ -11,13 +11,10 @@ from torch import Tensor
 import regard
 from regard import mask, normalizer, score
 from regard.errors import ArgumentError
+from tests.random_tensors import normal
 
 every_backend = pytest.mark.parametrize("backend", regard.available_backends())
 EXACT = dict(rtol=1e-12, atol=1e-13)  # float64, sums of about ten terms
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inputs(*leading: int) -> tuple[Tensor, Tensor, Tensor]:

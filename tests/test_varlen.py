@@ -12,6 +12,7 @@ from torch import Tensor
 import regard
 from regard import attention_varlen, mask, normalizer, score
 from regard.errors import ArgumentError, BackendError, RegardError
+from tests.random_tensors import normal
 
 every_backend = pytest.mark.parametrize("backend", regard.available_backends())
 EXACT = dict(rtol=1e-11, atol=1e-12)  # float64, sums of about ten terms
@@ -22,10 +23,6 @@ HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 3, 2
 
 Options = dict[str, Any]
 SequenceOptions = Callable[[int, int, int], Options]  # of the index, n_q and n_k of the sequence
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def inputs(lengths_q: Sequence[int] = LENGTHS_Q, lengths_k: Sequence[int] = LENGTHS_K) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,12 +13,9 @@ import regard
 from regard import mask, normalizer, score
 from regard.errors import ArgumentError, BudgetError, RegardError
 from tests.laws import direct
+from tests.random_tensors import normal
 
 EXACT = dict(rtol=1e-12, atol=1e-14)  # float64, sums of about ten terms
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def inputs(

@@ -4,16 +4,12 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 import regard
 from regard import mask, normalizer, score
 from regard.backends.reference import MAX_PAIRS
 from regard.errors import BackendError
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+from tests.random_tensors import normal
 
 
 def test_reference_is_the_textbook_formula():

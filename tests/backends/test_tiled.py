@@ -13,14 +13,11 @@ from regard import mask, normalizer, score
 from regard.backends.tiled import TiledBackend
 from regard.plan.tiling import Tiling
 from tests.laws import direct
+from tests.random_tensors import normal
 
 BATCH, HEADS, KV_HEADS, N_Q, N_K, HEAD_DIM = 2, 4, 2, 11, 13, 3
 # tiles change only the order of sums of about ten float64 values of size 1
 REORDERED = dict(rtol=1e-12, atol=1e-13)
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:

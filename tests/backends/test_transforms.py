@@ -15,15 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import mask, measure, normalizer, score
+from tests.random_tensors import normal
 
 # torch itself calls torch.jit.script for some forward derivatives
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 every_backend = pytest.mark.parametrize("backend", regard.available_backends())
 EXACT = dict(rtol=1e-10, atol=1e-11)  # float64, sums of about ten terms, up to two derivatives
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def inputs(*lead: int, n: int = 4, head_dim: int = 3, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:

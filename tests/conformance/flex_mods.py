@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import and_masks, create_block_mask, noop_mask, or_masks
 
+from tests.random_tensors import normal
+
 BATCH, HEADS, QUERIES, KEYS = 2, 4, 544, 544  # several tiles in each direction, some of them empty or full
 GRID = 17, 32  # the same positions as an image, row by row
 
@@ -44,12 +46,8 @@ def score_mod(builder: Builder) -> Builder:
     return builder
 
 
-def _normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def _learned(*shape: int, seed: int = 0) -> Tensor:
-    return _normal(*shape, seed=seed).requires_grad_()
+    return normal(*shape, seed=seed).requires_grad_()
 
 
 def _integers(low: int, high: int, *shape: int, seed: int = 0) -> Tensor:
@@ -270,13 +268,13 @@ def valid_keys_as_a_boolean_table() -> FlexMod:
 
 @mask_mod
 def boolean_matrix() -> FlexMod:
-    table = _normal(QUERIES, KEYS) > 0.3
+    table = normal(QUERIES, KEYS) > 0.3
     return FlexMod(lambda b, h, i, j: table[i, j])
 
 
 @mask_mod
 def boolean_matrix_per_head() -> FlexMod:
-    table = (_normal(HEADS, QUERIES, KEYS) > 0.3).tril()
+    table = (normal(HEADS, QUERIES, KEYS) > 0.3).tril()
 
     def lookup(b, h, q_idx, kv_idx):
         return table[h][q_idx][kv_idx]
@@ -468,7 +466,7 @@ def one_shifted_by_a_position() -> FlexMod:
 def closure_with_an_empty_cell() -> FlexMod:
     causal = True
     if not causal:
-        table = _normal(KEYS) > 0
+        table = normal(KEYS) > 0
     return FlexMod(lambda b, h, i, j: i >= j if causal else table[j])
 
 
@@ -678,8 +676,8 @@ def a_learned_scalar() -> FlexMod:
 
 @score_mod
 def kerple_logarithm() -> FlexMod:
-    size = _normal(HEADS, seed=1).abs().requires_grad_()
-    rate = _normal(HEADS, seed=2).abs().requires_grad_()
+    size = normal(HEADS, seed=1).abs().requires_grad_()
+    rate = normal(HEADS, seed=2).abs().requires_grad_()
 
     def kerple(score, b, h, q_idx, kv_idx):
         return score - size[h] * torch.log(1 + rate[h] * torch.abs(q_idx - kv_idx))
@@ -690,7 +688,7 @@ def kerple_logarithm() -> FlexMod:
 @score_mod
 def decay_by_cumulative_gates() -> FlexMod:
     # cumulative gates along the sequence, as in the forgetting transformer
-    gates = _normal(BATCH, HEADS, KEYS).abs().mul(-0.1).cumsum(-1).requires_grad_()
+    gates = normal(BATCH, HEADS, KEYS).abs().mul(-0.1).cumsum(-1).requires_grad_()
 
     def forget(score, b, h, q_idx, kv_idx):
         return torch.where(q_idx >= kv_idx, score + gates[b, h, q_idx] - gates[b, h, kv_idx], -float("inf"))

@@ -17,14 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention as torch_sdpa_funct
 import regard
 from regard.errors import ArgumentError, RegardError
 from regard.integrations import torch_sdpa
+from tests.random_tensors import normal
 
 regard_sdpa = regard.scaled_dot_product_attention
 CLOSE_FLOAT64 = dict(rtol=1e-11, atol=1e-12)  # sums of about ten terms
 CLOSE_FLOAT32 = dict(rtol=1e-5, atol=1e-5)  # a few layers of dimension 16
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def random_mask(*shape: int, seed: int = 0) -> Tensor:
@@ -36,8 +33,8 @@ def random_mask(*shape: int, seed: int = 0) -> Tensor:
 
 
 def inputs(*leading: int, n_q: int = 5, n_k: int = 7, head_dim: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-    q, k = randn(*leading, n_q, head_dim, seed=1), randn(*leading, n_k, head_dim, seed=2)
-    return q, k, randn(*leading, n_k, 3, seed=3)
+    q, k = normal(*leading, n_q, head_dim, seed=1), normal(*leading, n_k, head_dim, seed=2)
+    return q, k, normal(*leading, n_k, 3, seed=3)
 
 
 def check_matches_torch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
@@ -51,7 +48,7 @@ def check_matches_torch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None
         if len(leaves) == 4:
             options = options | dict(attn_mask=leaves[3])
         output = sdpa(*leaves[:3], **options)
-        d_output = randn(*output.shape, seed=8)
+        d_output = normal(*output.shape, seed=8)
         results.append((output, *torch.autograd.grad(output, leaves, d_output)))
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, **CLOSE_FLOAT64)
@@ -127,12 +124,12 @@ def test_boolean_masks_broadcast_as_in_torch(leading, shape):
 
 @masks
 def test_float_masks_and_their_gradients_broadcast_as_in_torch(leading, shape):
-    check_matches_torch(*inputs(*leading), attn_mask=randn(*shape, seed=5), scale=0.4)
+    check_matches_torch(*inputs(*leading), attn_mask=normal(*shape, seed=5), scale=0.4)
 
 
 @masks
 def test_minus_infinity_in_a_float_mask_matches_torch(leading, shape):
-    mask = torch.where(random_mask(*shape, seed=6), randn(*shape, seed=5), -math.inf)
+    mask = torch.where(random_mask(*shape, seed=6), normal(*shape, seed=5), -math.inf)
     q, k, v = inputs(*leading)
 
     torch.testing.assert_close(regard_sdpa(q, k, v, mask), torch_sdpa_function(q, k, v, mask), **CLOSE_FLOAT64)
@@ -140,8 +137,8 @@ def test_minus_infinity_in_a_float_mask_matches_torch(leading, shape):
 
 def test_gradient_of_a_float_mask_with_minus_infinity_matches_torch():
     hidden = torch.ones(5, 7, dtype=torch.bool).triu(3)
-    check_matches_torch(*inputs(2, 3), attn_mask=randn(2, 1, 5, 7, seed=5).masked_fill(hidden, -math.inf))
-    check_matches_torch(*inputs(2, 3), attn_mask=randn(5, 7, seed=5).masked_fill(hidden, -math.inf), scale=0.4)
+    check_matches_torch(*inputs(2, 3), attn_mask=normal(2, 1, 5, 7, seed=5).masked_fill(hidden, -math.inf))
+    check_matches_torch(*inputs(2, 3), attn_mask=normal(5, 7, seed=5).masked_fill(hidden, -math.inf), scale=0.4)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +146,7 @@ def test_gradient_of_a_float_mask_with_minus_infinity_matches_torch():
 )
 @pytest.mark.parametrize(
     "options",
-    [{}, dict(is_causal=True), dict(attn_mask=random_mask(5, 7)), dict(attn_mask=randn(5, 7)), dict(scale=0.3)],
+    [{}, dict(is_causal=True), dict(attn_mask=random_mask(5, 7)), dict(attn_mask=normal(5, 7)), dict(scale=0.3)],
     ids=["plain", "causal", "boolean mask", "float mask", "scale"],
 )
 def test_grouped_heads_match_torch(leading, kv_heads, options):
@@ -164,7 +161,7 @@ def test_mask_per_query_head_with_grouped_heads():
     _, k, v = inputs(2, 2)
 
     check_matches_torch(q, k, v, enable_gqa=True, attn_mask=random_mask(2, 4, 5, 7))
-    check_matches_torch(q, k, v, enable_gqa=True, attn_mask=randn(1, 4, 1, 7))
+    check_matches_torch(q, k, v, enable_gqa=True, attn_mask=normal(1, 4, 1, 7))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +209,7 @@ def test_fully_masked_row_has_zero_output_and_zero_gradient(kind):
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_lower_precision_is_as_accurate_as_torch(dtype, has_mask):
     q, k, v = (x.to(dtype) for x in inputs(2, 3, n_q=40, n_k=50, head_dim=16))
-    mask = randn(40, 50, seed=5).to(dtype) if has_mask else None
+    mask = normal(40, 50, seed=5).to(dtype) if has_mask else None
     exact = torch_sdpa_function(q.double(), k.double(), v.double(), None if mask is None else mask.double())
 
     output = regard_sdpa(q, k, v, mask)
@@ -225,7 +222,7 @@ def test_lower_precision_is_as_accurate_as_torch(dtype, has_mask):
 
 def test_float32_mask_with_half_precision_matches_torch():
     q, k, v = (x.bfloat16() for x in inputs(2, 3))
-    mask = randn(5, 7, seed=5).float()
+    mask = normal(5, 7, seed=5).float()
 
     output = regard_sdpa(q, k, v, mask)
 
@@ -238,7 +235,7 @@ def test_float32_mask_with_half_precision_matches_torch():
 @pytest.mark.parametrize("mask_kind", [None, "boolean", "float"])
 def test_autocast_precision_matches_torch(dtype, mask_kind):
     q, k, v = (x.float() for x in inputs(2, 3, n_q=40, n_k=50, head_dim=16))
-    mask = {None: None, "boolean": random_mask(40, 50), "float": randn(40, 50).float()}[mask_kind]
+    mask = {None: None, "boolean": random_mask(40, 50), "float": normal(40, 50).float()}[mask_kind]
 
     with torch.autocast("cpu", dtype=dtype):
         output, expected = regard_sdpa(q, k, v, mask), torch_sdpa_function(q, k, v, mask)
@@ -303,7 +300,7 @@ def test_dropout_probability_one_returns_zero_as_in_torch():
     [
         (dict(attn_mask=random_mask(5, 7), is_causal=True), "attn_mask must not be given together with is_causal=True"),
         (dict(attn_mask=random_mask(5, 6)), r"must broadcast to \(2, 3, 5, 7\); got shape \(5, 6\)"),
-        (dict(attn_mask=randn(4, 5, 7)), r"must broadcast to \(2, 3, 5, 7\); got shape \(4, 5, 7\)"),
+        (dict(attn_mask=normal(4, 5, 7)), r"must broadcast to \(2, 3, 5, 7\); got shape \(4, 5, 7\)"),
         (dict(attn_mask=torch.ones(5, 7, dtype=torch.int64)), "must hold floats; got torch.int64"),
         (dict(dropout_p=1.5), "got 1.5"),
         (dict(dropout_p=-0.1), "got -0.1"),
@@ -397,7 +394,7 @@ def check_override(run: Callable[[], Tensor], calls: CallLog, num_calls: int) ->
 
 
 def embeddings(length: int = 7) -> Tensor:
-    return randn(2, length, 16, seed=1, dtype=torch.float32)
+    return normal(2, length, 16, seed=1, dtype=torch.float32)
 
 
 def test_override_of_calls_through_the_module_and_by_name(calls):
@@ -441,7 +438,7 @@ def test_override_of_multihead_attention(calls, training, requires_grad, mask_ki
 
 def test_override_of_unbatched_cross_attention(calls):
     layer = nn.MultiheadAttention(16, 4, kdim=6, vdim=5)
-    x, keys, values = embeddings()[0], randn(9, 6, dtype=torch.float32), randn(9, 5, dtype=torch.float32)
+    x, keys, values = embeddings()[0], normal(9, 6, dtype=torch.float32), normal(9, 5, dtype=torch.float32)
 
     check_override(lambda: layer(x, keys, values, need_weights=False)[0], calls, num_calls=1)
 

@@ -5,13 +5,11 @@ import math
 import torch
 import torch.nn.functional as F
 
+from tests.random_tensors import normal
+
 from . import direct
 
 EXACT = dict(rtol=1e-13, atol=1e-13)  # both sides are float64 sums of a few terms
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_direct_equals_torch_with_grouped_heads():

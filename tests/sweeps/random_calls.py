@@ -19,6 +19,7 @@ import regard
 from regard import normalizer as normalizers
 from regard import score as scores
 from tests.laws import cases, direct
+from tests.random_tensors import normal
 
 DTYPES = [torch.float32] * 5 + [torch.float64] * 2 + [torch.bfloat16, torch.float16]
 LENGTHS = [0, 1, 1, 2, 3, 5, 8, 13, 24, 33, 70]
@@ -104,7 +105,7 @@ class Call:
         score, *modifiers, normalizer, value = self.split(captured)
         direct_modifiers = [piece.make_direct(q, *t) for piece, t in zip(self.modifiers, modifiers, strict=True)]
         if noise:
-            direct_modifiers.append(lambda s, at: s + 1e-5 * _largest(s) * _normal(s.shape, noise))
+            direct_modifiers.append(lambda s, at: s + 1e-5 * _largest(s) * normal(*s.shape, seed=noise))
         direct_value = self.value.make_direct(*value)
         relative = self.value.name == "shaw_values"
         return direct.attention(
@@ -170,10 +171,6 @@ def random_call(seed: int) -> Call:
         layout=layout,
         size=1.0 if kernel else r.choice(SCORE_SIZES),
     )
-
-
-def _normal(shape: Sequence[int], seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def _largest(x: Tensor) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard
 from regard import mask, normalizer, score
+from tests.random_tensors import normal
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 9, 8
 EXACT = dict(rtol=2e-5, atol=5e-6)  # float32 against float64: sums of about ten terms, forward and backward
@@ -76,10 +77,6 @@ def parametrize_cases(*quick: str, except_for: str = "") -> pytest.MarkDecorator
     return pytest.mark.parametrize(
         "name", [name if name in quick else pytest.param(name, marks=pytest.mark.long) for name in names]
     )
-
-
-def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def inputs(*lead: int, n: int = LENGTH, dtype: torch.dtype = torch.float32) -> list[Tensor]:

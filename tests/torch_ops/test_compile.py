@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 
 import regard
 from regard import mask, normalizer, score
+from tests.random_tensors import normal
 from tests.torch_ops.cases import (
     CASES,
     HEADS,
@@ -20,7 +21,6 @@ from tests.torch_ops.cases import (
     WIDTH,
     close,
     inputs,
-    normal,
     output_and_gradients,
     parametrize_cases,
     reference_call,
@@ -85,8 +85,8 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(WIDTH, 3 * WIDTH)
-        self.table = nn.Parameter(normal(LENGTH, LENGTH, seed=4))
-        self.logit = nn.Parameter(normal(2, seed=5))
+        self.table = nn.Parameter(normal(LENGTH, LENGTH, seed=4, dtype=torch.float32))
+        self.logit = nn.Parameter(normal(2, seed=5, dtype=torch.float32))
         self.register_buffer("ids", torch.arange(LENGTH) // 4)
         self.score = score.scaled_dot().then(score.bias(self.table))
         self.mask = mask.causal() & mask.sliding_window(4)
@@ -102,7 +102,7 @@ def test_compiled_module_with_stored_options_has_the_same_gradients():
     torch.manual_seed(3)
     block = Block()
     compiled = compile_full_graph(block)
-    x = normal(2, LENGTH, WIDTH, seed=1)
+    x = normal(2, LENGTH, WIDTH, seed=1, dtype=torch.float32)
 
     actual, expected = [], []
     for call, results in ((compiled, actual), (lambda x: block(x, "reference"), expected)):
@@ -122,7 +122,7 @@ def test_compiled_call_has_the_shapes_of_an_eager_call(shapes):
     def call(q: Tensor, k: Tensor, v: Tensor, backend: str | None = None) -> Tensor:
         return regard.attention(q, k, v, mask=mask.causal(), backend=backend)
 
-    x = [normal(*shape, seed=n) for n, shape in enumerate(shapes)]
+    x = [normal(*shape, seed=n, dtype=torch.float32) for n, shape in enumerate(shapes)]
 
     close(
         output_and_gradients(compile_full_graph(call), *x),
@@ -212,7 +212,7 @@ def test_captured_tensor_is_read_at_each_call():
 
     compiled = compile_full_graph(call)
     before = compiled(*inputs())
-    table.add_(normal(LENGTH, LENGTH, seed=8))
+    table.add_(normal(LENGTH, LENGTH, seed=8, dtype=torch.float32))
     after = compiled(*inputs())
 
     assert not torch.equal(before, after)
@@ -254,7 +254,7 @@ def test_hidden_nan_value_changes_nothing_in_a_graph():
 
 
 def test_scaled_dot_product_attention_compiles_into_one_graph():
-    added = normal(LENGTH, LENGTH, seed=4)
+    added = normal(LENGTH, LENGTH, seed=4, dtype=torch.float32)
 
     def call(q: Tensor, k: Tensor, v: Tensor, added: Tensor) -> Tensor:
         causal = regard.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)

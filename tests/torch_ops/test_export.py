@@ -12,7 +12,8 @@ from torch.export import Dim, export, load, save
 
 import regard
 from regard import mask, normalizer, score
-from tests.torch_ops.cases import LENGTH, WIDTH, close, normal
+from tests.random_tensors import normal
+from tests.torch_ops.cases import LENGTH, WIDTH, close
 
 RUN = """
 import sys, torch, regard
@@ -47,7 +48,7 @@ def expected(block: Block, x: Tensor) -> Tensor:
 
 
 def make_input(n: int = LENGTH) -> Tensor:
-    return normal(2, n, WIDTH, seed=1)
+    return normal(2, n, WIDTH, seed=1, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -15,20 +15,17 @@ from regard import feature_map, mask, normalizer, score
 from regard.normalizers.streaming import RowState, StreamingNormalizer
 from regard.walkthrough.projection import project
 from regard.walkthrough.steps import Steps, steps
+from tests.random_tensors import normal
 
 NUM_HEADS, LENGTH, HEAD_DIM = 4, 5, 3
 TOLERANCE = dict(rtol=1e-12, atol=1e-12)  # float64 on both sides, summed in another order
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def inputs(num_kv_heads: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        randn(2, NUM_HEADS, LENGTH, HEAD_DIM),
-        randn(2, num_kv_heads, LENGTH, HEAD_DIM, seed=1),
-        randn(2, num_kv_heads, LENGTH, 2, seed=2),
+        normal(2, NUM_HEADS, LENGTH, HEAD_DIM),
+        normal(2, num_kv_heads, LENGTH, HEAD_DIM, seed=1),
+        normal(2, num_kv_heads, LENGTH, 2, seed=2),
     )
 
 
@@ -57,35 +54,35 @@ class SquaredRelu(StreamingNormalizer):
 SCORES: dict[str, Any] = {
     "scaled_dot": score.scaled_dot(),
     "scaled_dot, explicit scale": score.scaled_dot(0.7),
-    "scaled_dot, per head": score.scaled_dot(randn(NUM_HEADS).abs()),
+    "scaled_dot, per head": score.scaled_dot(normal(NUM_HEADS).abs()),
     "dot": score.dot(),
-    "bilinear": score.bilinear(randn(HEAD_DIM, HEAD_DIM)),
-    "bilinear, per head": score.bilinear(randn(NUM_HEADS, HEAD_DIM, HEAD_DIM)),
+    "bilinear": score.bilinear(normal(HEAD_DIM, HEAD_DIM)),
+    "bilinear, per head": score.bilinear(normal(NUM_HEADS, HEAD_DIM, HEAD_DIM)),
     "cosine": score.cosine(),
     "cosine, scaled": score.cosine(10.0),
-    "cosine, per head": score.cosine(randn(NUM_HEADS).abs()),
+    "cosine, per head": score.cosine(normal(NUM_HEADS).abs()),
     "gaussian": score.gaussian(0.8),
-    "gaussian, per head": score.gaussian(randn(NUM_HEADS).abs() + 0.5),
-    "mahalanobis": score.mahalanobis(randn(HEAD_DIM, HEAD_DIM)),
-    "mahalanobis, per head": score.mahalanobis(randn(NUM_HEADS, HEAD_DIM, HEAD_DIM)),
-    "additive": score.additive(randn(HEAD_DIM, 6), randn(HEAD_DIM, 6, seed=3), randn(6)),
-    "additive, a bias": score.additive(randn(HEAD_DIM, 6), randn(HEAD_DIM, 6, seed=3), randn(6), randn(6, seed=4)),
+    "gaussian, per head": score.gaussian(normal(NUM_HEADS).abs() + 0.5),
+    "mahalanobis": score.mahalanobis(normal(HEAD_DIM, HEAD_DIM)),
+    "mahalanobis, per head": score.mahalanobis(normal(NUM_HEADS, HEAD_DIM, HEAD_DIM)),
+    "additive": score.additive(normal(HEAD_DIM, 6), normal(HEAD_DIM, 6, seed=3), normal(6)),
+    "additive, a bias": score.additive(normal(HEAD_DIM, 6), normal(HEAD_DIM, 6, seed=3), normal(6), normal(6, seed=4)),
     "additive, per head": score.additive(
-        randn(NUM_HEADS, HEAD_DIM, 6), randn(NUM_HEADS, HEAD_DIM, 6, seed=3), randn(NUM_HEADS, 6)
+        normal(NUM_HEADS, HEAD_DIM, 6), normal(NUM_HEADS, HEAD_DIM, 6, seed=3), normal(NUM_HEADS, 6)
     ),
     "additive, per key head": score.additive(
-        randn(NUM_HEADS, HEAD_DIM, 6), randn(2, HEAD_DIM, 6, seed=3), randn(NUM_HEADS, 6)
+        normal(NUM_HEADS, HEAD_DIM, 6), normal(2, HEAD_DIM, 6, seed=3), normal(NUM_HEADS, 6)
     ),
     "custom": score.custom(squared_dot),
     "alibi": score.alibi(),
-    "alibi, explicit slopes": score.alibi(randn(NUM_HEADS).abs()),
+    "alibi, explicit slopes": score.alibi(normal(NUM_HEADS).abs()),
     "softcap": score.softcap(1.5),
     "softcap, a tensor": score.softcap(torch.tensor(1.5, dtype=torch.float64)),
-    "bias": score.bias(randn(NUM_HEADS, LENGTH, LENGTH)),
-    "bias that hides": score.bias(torch.where(randn(LENGTH, LENGTH) > 1, -torch.inf, 0.5)),
-    "t5_bias": score.t5_bias(randn(8, NUM_HEADS), max_distance=4),
-    "t5_bias, unidirectional": score.t5_bias(randn(8, NUM_HEADS), bidirectional=False, max_distance=8),
-    "shaw_keys": score.shaw_keys(randn(5, HEAD_DIM)),
+    "bias": score.bias(normal(NUM_HEADS, LENGTH, LENGTH)),
+    "bias that hides": score.bias(torch.where(normal(LENGTH, LENGTH) > 1, -torch.inf, 0.5)),
+    "t5_bias": score.t5_bias(normal(8, NUM_HEADS), max_distance=4),
+    "t5_bias, unidirectional": score.t5_bias(normal(8, NUM_HEADS), bidirectional=False, max_distance=8),
+    "shaw_keys": score.shaw_keys(normal(5, HEAD_DIM)),
     "a modifier": score.modifier(lambda s, b, h, i, j: torch.where(i >= j, s - 0.25 * (i - j) * (h + 1), s + 1)),
     "a function": lambda s, b, h, i, j: s * 2 + torch.minimum(i, j) - torch.sqrt(torch.abs(i - j) + 1.0),
     "a modifier that hides by the score": lambda s, b, h, i, j: torch.where(s < 0, -math.inf, s),
@@ -109,7 +106,7 @@ MASKS: dict[str, Any] = {
     "random_blocks": mask.random_blocks(2, 1, seed=4),
     "longformer": mask.longformer(2, [1]),
     "bigbird": mask.bigbird(1, num_random_blocks=1),
-    "tensor": mask.tensor(randn(2, 1, LENGTH, LENGTH) > 0),
+    "tensor": mask.tensor(normal(2, 1, LENGTH, LENGTH) > 0),
     "from_function": mask.from_function(lambda b, h, i, j: (i - j + h) % 3 == b),
     "combined": (mask.causal() & ~mask.sliding_window(1)) | mask.prefix(1),
     "nothing visible": mask.prefix(0),
@@ -118,17 +115,17 @@ NORMALIZERS: dict[str, Any] = {
     "softmax": normalizer.softmax(),
     "sink": normalizer.sink(),
     "sink, high": normalizer.sink(30.0),
-    "sink, per head": normalizer.sink(randn(NUM_HEADS)),
+    "sink, per head": normalizer.sink(normal(NUM_HEADS)),
     "sparsemax": normalizer.sparsemax(),
     "entmax": normalizer.entmax(1.5),
-    "entmax, per head": normalizer.entmax(1.0 + torch.sigmoid(randn(NUM_HEADS))),
+    "entmax, per head": normalizer.entmax(1.0 + torch.sigmoid(normal(NUM_HEADS))),
     "topk": normalizer.topk(2),
     "hardmax": normalizer.hardmax(),
     "gumbel": normalizer.gumbel(0.5, seed=3),
     "gumbel, soft": normalizer.gumbel(0.5, seed=3, hard=False),
     "sigmoid": normalizer.sigmoid(),
     "sigmoid, biased": normalizer.sigmoid(-math.log(LENGTH)),
-    "sigmoid, per head": normalizer.sigmoid(randn(NUM_HEADS)),
+    "sigmoid, per head": normalizer.sigmoid(normal(NUM_HEADS)),
     "relu": normalizer.relu(),
     "relu, scaled": normalizer.relu(0.5),
     "sinkhorn": normalizer.sinkhorn(4),
@@ -213,7 +210,7 @@ def test_scores_masks_normalizers_and_dropout_combine(name: str, normalizer_name
     assert_code_computes_every_stage(result)
 
 
-@pytest.mark.parametrize("value", [lambda v: torch.tanh(v @ randn(2, 4)), score.shaw_values(randn(5, 2))])
+@pytest.mark.parametrize("value", [lambda v: torch.tanh(v @ normal(2, 4)), score.shaw_values(normal(5, 2))])
 def test_the_value_function_is_applied(value: Callable[[Tensor], Tensor]) -> None:
     q, k, v = inputs()
     options: dict[str, Any] = dict(value=value, dropout=0.25, seed=7, mask=mask.causal())
@@ -224,7 +221,7 @@ def test_the_value_function_is_applied(value: Callable[[Tensor], Tensor]) -> Non
 
 @pytest.mark.parametrize("query_offset", [None, 0, [1, 2]])
 def test_query_offset_shifts_the_queries(query_offset: Any) -> None:
-    q, k, v = randn(2, NUM_HEADS, 3, HEAD_DIM), randn(2, NUM_HEADS, 6, HEAD_DIM), randn(2, NUM_HEADS, 6, 2)
+    q, k, v = normal(2, NUM_HEADS, 3, HEAD_DIM), normal(2, NUM_HEADS, 6, HEAD_DIM), normal(2, NUM_HEADS, 6, 2)
     options: dict[str, Any] = dict(mask=mask.causal(), score=score.alibi(), query_offset=query_offset)
     result = steps(q, k, v, **options)
     assert_output_close(result, regard.attention(q, k, v, **options, backend="reference"))
@@ -233,7 +230,7 @@ def test_query_offset_shifts_the_queries(query_offset: Any) -> None:
 
 @pytest.mark.parametrize("shape", [(LENGTH,), (2, LENGTH), (2, 3, LENGTH), (2, 2, 3, LENGTH)])
 def test_any_number_of_leading_dimensions_is_flattened_into_batch_and_heads(shape: tuple[int, ...]) -> None:
-    q, k, v = (randn(*shape, HEAD_DIM, seed=n) for n in range(3))
+    q, k, v = (normal(*shape, HEAD_DIM, seed=n) for n in range(3))
     result = steps(q, k, v, mask=mask.causal())
     expected = regard.attention(q, k, v, mask=mask.causal(), backend="reference")
     torch.testing.assert_close(result["output"].tensor.reshape(expected.shape), expected, **TOLERANCE)
@@ -269,7 +266,7 @@ def test_a_list_of_floats_keeps_float64_precision() -> None:
 
 
 def test_hidden_nonfinite_keys_and_values_do_not_affect_the_output() -> None:
-    q, k, v = (randn(3, 2, seed=n) for n in range(3))
+    q, k, v = (normal(3, 2, seed=n) for n in range(3))
     k[2], v[2] = torch.nan, torch.tensor([torch.inf, torch.nan])
     result = steps(q, k, v, mask=mask.prefix(2))
     assert_output_close(result, regard.attention(q, k, v, mask=mask.prefix(2), backend="reference")[None, None])
@@ -282,7 +279,7 @@ def test_hidden_nonfinite_keys_and_values_do_not_affect_the_output() -> None:
 def test_nonfinite_inputs_propagate_as_in_attention(name: str, input_index: int) -> None:
     for value in (math.nan, math.inf):
         for mask_option in (None, mask.causal()):
-            qkv = [randn(4, 3, seed=1), randn(4, 3, seed=2), randn(4, 2, seed=3)]
+            qkv = [normal(4, 3, seed=1), normal(4, 3, seed=2), normal(4, 2, seed=3)]
             qkv[input_index][2, 0] = value
             options = dict(mask=mask_option, normalizer=NORMALIZERS[name], dropout=0.25, seed=3)
             result = steps(*qkv, **options)

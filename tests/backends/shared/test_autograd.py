@@ -15,15 +15,12 @@ from regard.backends.shared import autograd
 from regard.backends.tiled import TiledBackend
 from regard.plan.tiling import Tiling
 from tests.laws import direct
+from tests.random_tensors import normal
 
 # torch itself calls torch.jit.script for some forward derivatives
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 BATCH, HEADS, KV_HEADS, N_Q, N_K, HEAD_DIM = 1, 2, 1, 2, 3, 2
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inputs() -> list[Tensor]:

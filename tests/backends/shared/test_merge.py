@@ -12,14 +12,11 @@ from torch.autograd import gradcheck, gradgradcheck
 import regard
 from regard import mask, merge_states, normalizer
 from regard.errors import ArgumentError, RegardError
+from tests.random_tensors import normal
 
 EXACT = dict(rtol=1e-12, atol=1e-13)  # float64, a handful of terms
 # torch itself calls torch.jit.script for some forward derivatives
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def partial_state(q: Tensor, k: Tensor, v: Tensor, keys: slice, **options: object) -> tuple[Tensor, Tensor]:
