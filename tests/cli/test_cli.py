@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 import regard
 from regard.cli import app
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.stdout, result.stderr
+from tests.cli.command import run_command
 
 
 def test_the_command_is_installed() -> None:
@@ -26,14 +21,14 @@ def test_the_command_is_installed() -> None:
 
 
 def test_every_mechanism_is_listed() -> None:
-    code, stdout, _ = run("mechanisms")
+    code, stdout, _ = run_command("mechanisms")
     assert code == 0
     words = " ".join(stdout.split())
     assert all(m.name.split()[0] in words for m in regard.mechanisms.catalog())
 
 
 def test_mechanisms_are_printed_as_json() -> None:
-    _, stdout, _ = run("mechanisms", "--json")
+    _, stdout, _ = run_command("mechanisms", "--json")
     entries = json.loads(stdout)
     assert [m["name"] for m in entries] == [m.name for m in regard.mechanisms.catalog()]
     assert entries[0].keys() >= {
@@ -48,7 +43,7 @@ def test_mechanisms_are_printed_as_json() -> None:
 
 
 def test_mechanisms_are_printed_as_markdown() -> None:
-    _, stdout, _ = run("mechanisms", "--markdown")
+    _, stdout, _ = run_command("mechanisms", "--markdown")
     assert stdout.startswith("# Mechanisms\n") and "### sparsemax" in stdout
 
 
@@ -63,7 +58,7 @@ def test_every_command_and_parameter_has_a_help_text() -> None:
         assert command.help, name
         for parameter in command.params:
             assert getattr(parameter, "help", None) or parameter.name == "help", f"{name} {parameter.name}"
-        code, stdout, _ = run(name, "--help")
+        code, stdout, _ = run_command(name, "--help")
         assert code == 0 and "Usage: " in stdout
 
 
@@ -75,6 +70,6 @@ def test_the_cli_does_not_import_the_explorer_server() -> None:
 
 @pytest.mark.parametrize("name", ["no such thing", "a"])
 def test_names_that_do_not_match_one_mechanism_exit_with_2(name: str) -> None:
-    code, stdout, stderr = run("mechanisms", name)
+    code, stdout, stderr = run_command("mechanisms", name)
     assert code == 2 and stdout == ""
     assert f"got '{name}'" in stderr

@@ -4,28 +4,24 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import regard
 from regard import cost, mask, normalizer, score
-from regard.cli import app
 from regard.cli.commands.cost import MODEL_SIZES
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.stdout, result.stderr
+from tests.cli.command import run_command
 
 
 def test_explain_prints_the_plan_of_the_library() -> None:
     shape = (1, 16, 100_000, 64)
     plan = regard.explain(shape, shape, shape, mask=mask.causal() & mask.sliding_window(1000), score=score.alibi())
-    code, stdout, _ = run("explain", "1x16x100000x64", "--mask", "causal & sliding_window(1000)", "--score", "alibi")
+    code, stdout, _ = run_command(
+        "explain", "1x16x100000x64", "--mask", "causal & sliding_window(1000)", "--score", "alibi"
+    )
     assert (code, stdout) == (0, f"{plan}\n")
 
 
 def test_explain_prints_json() -> None:
-    _, stdout, _ = run("explain", "1,8,256,64", "(1, 2, 512, 64)", "1x2x512x32", "--mask", "causal", "--json")
+    _, stdout, _ = run_command("explain", "1,8,256,64", "(1, 2, 512, 64)", "1x2x512x32", "--mask", "causal", "--json")
     values = json.loads(stdout)
     plan = regard.explain((1, 8, 256, 64), (1, 2, 512, 64), (1, 2, 512, 32), mask=mask.causal())
     assert (values["backend"], values["formula"]) == (plan.backend, plan.spec.formula)
@@ -38,13 +34,13 @@ def test_explain_passes_normalizer_query_offset_and_dropout() -> None:
     q, k = (1, 1, 640, 16), (1, 1, 1280, 16)
     options = dict(mask=mask.causal(), query_offset=0, normalizer=normalizer.sparsemax(), dropout=0.25)
     arguments = ["--mask", "causal", "--query-offset", "0", "--normalizer", "sparsemax", "--dropout", "0.25"]
-    _, stdout, _ = run("explain", "1x1x640x16", "1x1x1280x16", *arguments)
+    _, stdout, _ = run_command("explain", "1x1x640x16", "1x1x1280x16", *arguments)
     assert stdout == f"{regard.explain(q, k, k, **options)}\n"
     assert stdout != f"{regard.explain(q, k, k, **(options | dict(query_offset=None)))}\n"
 
 
 def test_explain_passes_dtype_and_backend() -> None:
-    _, stdout, _ = run("explain", "8x64x16", "--dtype", "float64", "--backend", "tiled", "--json")
+    _, stdout, _ = run_command("explain", "8x64x16", "--dtype", "float64", "--backend", "tiled", "--json")
     values = json.loads(stdout)
     assert (values["dtype"], values["backend"]) == ("float64", "tiled")
 
@@ -62,13 +58,13 @@ def test_explain_passes_dtype_and_backend() -> None:
     ],
 )
 def test_invalid_calls_of_explain_exit_with_2(arguments: list[str], message: str) -> None:
-    code, stdout, stderr = run("explain", *arguments)
+    code, stdout, stderr = run_command("explain", *arguments)
     assert (code, stdout) == (2, "")
     assert message in stderr
 
 
 def costs(*arguments: str) -> dict:
-    code, stdout, stderr = run("cost", *arguments, "--json")
+    code, stdout, stderr = run_command("cost", *arguments, "--json")
     assert code == 0, stderr
     return json.loads(stdout)
 
@@ -119,7 +115,7 @@ def test_grouped_query_attention_reduces_projections_and_cache() -> None:
 
 
 def test_cost_prints_an_aligned_table() -> None:
-    code, stdout, _ = run("cost", "--seq-len", "512", "--mechanism", "softmax", "--mechanism", "linear")
+    code, stdout, _ = run_command("cost", "--seq-len", "512", "--mechanism", "softmax", "--mechanism", "linear")
     lines = stdout.splitlines()
     assert code == 0 and lines[0].split()[:2] == ["mechanism", "tokens"]
     assert len({len(line) for line in lines[:3]}) == 1
@@ -141,7 +137,7 @@ def test_cost_prints_an_aligned_table() -> None:
     ],
 )
 def test_invalid_sizes_exit_with_2(arguments: list[str], message: str) -> None:
-    code, stdout, stderr = run("cost", *arguments)
+    code, stdout, stderr = run_command("cost", *arguments)
     assert (code, stdout) == (2, "")
     assert message in stderr
 

@@ -11,18 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import regard
-from regard.cli import app
 from regard.models.bundled import language_model
+from tests.cli.command import run_command
 
 TEXT = "The cat sat on the mat. The cat sat on the mat."
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +37,13 @@ def saved(recording: regard.Recording, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_heads_lists_every_head_of_a_recording(recording: regard.Recording, saved: str) -> None:
-    code, stdout, stderr = run("heads", saved)
+    code, stdout, stderr = run_command("heads", saved)
     assert code == 0, stderr
     assert stdout == f"{recording.head_table()!r}\n"
 
 
 def test_heads_prints_json(recording: regard.Recording, saved: str) -> None:
-    _, stdout, _ = run("heads", saved, "--sort", "entropy", "--json")
+    _, stdout, _ = run_command("heads", saved, "--sort", "entropy", "--json")
     rows = json.loads(stdout)
     expected = recording.head_table().sort("entropy")
     assert [(row["layer"], row["head"]) for row in rows] == [(row["layer"], row["head"]) for row in expected]
@@ -59,7 +53,7 @@ def test_heads_prints_json(recording: regard.Recording, saved: str) -> None:
 def test_heads_runs_a_model_on_a_text_or_a_file(recording: regard.Recording, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf8")
     for arguments in ((TEXT,), ("--file", str(tmp_path / "text.txt"))):
-        code, stdout, stderr = run("heads", "language", *arguments, "--columns", "previous, first_token")
+        code, stdout, stderr = run_command("heads", "language", *arguments, "--columns", "previous, first_token")
         assert code == 0, stderr
         lines = stdout.splitlines()
         assert lines[0].split() == ["layer", "head", "previous", "first_token"]
@@ -68,11 +62,11 @@ def test_heads_runs_a_model_on_a_text_or_a_file(recording: regard.Recording, tmp
 
 
 def test_heads_finds_heads_of_a_kind(recording: regard.Recording, saved: str) -> None:
-    _, stdout, _ = run("heads", saved, "--find", "previous")
+    _, stdout, _ = run_command("heads", saved, "--find", "previous")
     assert stdout.splitlines() == [str(head) for head in recording.find_heads("previous")] != []
-    _, stdout, _ = run("heads", saved, "--find", "previous", "--json")
+    _, stdout, _ = run_command("heads", saved, "--find", "previous", "--json")
     assert json.loads(stdout)[0]["kind"] == "previous"
-    _, stdout, _ = run("heads", saved, "--find", "next")
+    _, stdout, _ = run_command("heads", saved, "--find", "next")
     assert stdout == "no head has a next score of at least 0.4 and three times that of a uniform head\n"
 
 
@@ -91,25 +85,25 @@ def test_heads_finds_heads_of_a_kind(recording: regard.Recording, saved: str) ->
     ],
 )
 def test_invalid_calls_of_heads_exit_with_2(arguments: list[str], message: str) -> None:
-    code, stdout, stderr = run("heads", *arguments)
+    code, stdout, stderr = run_command("heads", *arguments)
     assert (code, stdout) == (2, "")
     assert message in " ".join(stderr.split())
 
 
 def test_recordings_cannot_be_combined_with_a_text(saved: str) -> None:
     for command in (("heads", saved, TEXT), ("explore", TEXT, "--recording", saved)):
-        code, _, stderr = run(*command)
+        code, _, stderr = run_command(*command)
         assert code == 2 and "a recording has its own text" in stderr
 
 
 def test_files_that_are_not_recordings_exit_with_2(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"\x80\x04pickle")
-    code, _, stderr = run("heads", str(tmp_path / "x.safetensors"))
+    code, _, stderr = run_command("heads", str(tmp_path / "x.safetensors"))
     assert code == 2 and "it is pickled" in stderr
 
 
 def test_invalid_ports_exit_with_2() -> None:
-    code, _, stderr = run("explore", "--port", "70000", "--no-browser")
+    code, _, stderr = run_command("explore", "--port", "70000", "--no-browser")
     assert code == 2 and "from 0 to 65535; got 70000" in stderr
 
 

@@ -11,21 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from regard.cli import app, rank_launcher
+from regard.cli import rank_launcher
 from regard.distributed.ranks.rank_cost import predict_rank_cost
 from regard.files.lock import locked_folder
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.stdout, result.stderr
+from tests.cli.command import run_command
 
 
 def test_rank_costs_are_those_of_predict_rank_cost():
     sizes = ("--model", "llama-3-8b", "--seq-len", "131072", "--mechanism", "causal", "--training")
-    code, out, _ = run(
+    code, out, _ = run_command(
         "cost", *sizes, "--max-world-size", "1024", "--bandwidth", "5e10", "--flops-per-second", "2e14", "--json"
     )
     rows = {(row["method"], row["world_size"]): row for row in json.loads(out)}
@@ -45,7 +40,7 @@ def test_rank_costs_are_those_of_predict_rank_cost():
 
 
 def test_rank_costs_are_printed_as_a_table():
-    code, out, _ = run("cost", "--seq-len", "4096", "--mechanism", "softmax", "--max-world-size", "3")
+    code, out, _ = run_command("cost", "--seq-len", "4096", "--mechanism", "softmax", "--max-world-size", "3")
     assert code == 0
     headers = re.split(r"  +", out.splitlines()[0])
     assert headers == ["method", "mask", "tokens", "ranks", "FLOPs", "sent", "extra memory", "time"]
@@ -67,12 +62,12 @@ def test_rank_costs_are_printed_as_a_table():
     ],
 )
 def test_invalid_rank_costs_exit_with_2(arguments, message):
-    code, _, err = run("cost", *arguments)
+    code, _, err = run_command("cost", *arguments)
     assert code == 2 and message in err
 
 
 def test_too_many_ranks_exit_with_2():
-    code, _, err = run("train", "karate", "--world-size", "65")
+    code, _, err = run_command("train", "karate", "--world-size", "65")
     assert code == 2 and "world_size must be from 1 to 64 on one machine; got 65. Use torchrun" in err
 
 
@@ -204,7 +199,7 @@ def test_ranks_are_killed_after_one_fails(monkeypatch):
 
 def test_a_second_training_in_the_same_folder_exits_with_2(tmp_path):
     with locked_folder(tmp_path, "training"):
-        code, _, err = run("train", "dates", "--out", str(tmp_path))
+        code, _, err = run_command("train", "dates", "--out", str(tmp_path))
     assert code == 2
     assert f"{tmp_path} must be used by one training at a time; another training holds its lock" in err
     assert "Wait until the other training ends, stop it, or choose another folder" in err

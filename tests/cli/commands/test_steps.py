@@ -1,6 +1,7 @@
 """`regard steps`: its inputs, options, formats and errors."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,31 +9,27 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 import regard
 from regard import mask, normalizer, score
-from regard.cli import app
 from regard.walkthrough.examples import get_example
 from regard.walkthrough.steps import steps
+from tests.cli.command import run_command
 
 Q, K, V = "1 0; 0 2", "0.5 1; 1 1; 0 3", "1; 2; 4"
 LISTS = ([[1.0, 0.0], [0.0, 2.0]], [[0.5, 1.0], [1.0, 1.0], [0.0, 3.0]], [[1.0], [2.0], [4.0]])
 
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["steps", *arguments])
-    return result.exit_code, result.stdout, result.stderr
+run_steps = partial(run_command, "steps")
 
 
 def output(*arguments: str) -> torch.Tensor:
-    code, stdout, stderr = run(*arguments, "--json")
+    code, stdout, stderr = run_steps(*arguments, "--json")
     assert code == 0, stderr
     return torch.tensor(json.loads(stdout)["stages"][-1]["values"], dtype=torch.float64)
 
 
 def test_examples_are_selected_by_name() -> None:
-    code, stdout, _ = run("three-tokens")
+    code, stdout, _ = run_steps("three-tokens")
     assert code == 0
     example = get_example("three-tokens")
     assert stdout.endswith(f"{steps(*example.inputs, tokens=example.tokens)}\n")
@@ -40,7 +37,7 @@ def test_examples_are_selected_by_name() -> None:
 
 
 def test_the_default_is_the_first_example() -> None:
-    assert run()[1] == run("dog-ate-dinner")[1] != run("three-tokens")[1]
+    assert run_steps()[1] == run_steps("dog-ate-dinner")[1] != run_steps("three-tokens")[1]
 
 
 def test_tensors_are_read_from_text() -> None:
@@ -103,15 +100,17 @@ def test_batch_and_head_select_one_head(tmp_path: Path) -> None:
 def test_steps_are_printed_as_latex_and_code_and_written_as_html(tmp_path: Path) -> None:
     example = get_example("dog-ate-dinner")
     expected = steps(*example.inputs, tokens=example.tokens)
-    assert run("--latex")[1] == f"{expected.latex()}\n"
-    assert run("--code")[1] == f"{expected.code()}\n"
-    assert run("--digits", "6")[1].endswith(f"{expected.text(6)}\n")
-    assert run("--html", str(tmp_path / "page.html"))[0] == 0
+    assert run_steps("--latex")[1] == f"{expected.latex()}\n"
+    assert run_steps("--code")[1] == f"{expected.code()}\n"
+    assert run_steps("--digits", "6")[1].endswith(f"{expected.text(6)}\n")
+    assert run_steps("--html", str(tmp_path / "page.html"))[0] == 0
     assert (tmp_path / "page.html").read_text(encoding="utf8") == expected.html()
 
 
 def test_tokens_label_queries_and_keys() -> None:
-    _, stdout, _ = run("--q", Q, "--k", K, "--v", V, "--tokens", "was ist", "--key-tokens", "what is it", "--json")
+    _, stdout, _ = run_steps(
+        "--q", Q, "--k", K, "--v", V, "--tokens", "was ist", "--key-tokens", "what is it", "--json"
+    )
     values = json.loads(stdout)
     assert (values["query_labels"], values["key_labels"]) == (["was", "ist"], ["what", "is", "it"])
 
@@ -147,7 +146,7 @@ def test_tokens_label_queries_and_keys() -> None:
     ],
 )
 def test_invalid_calls_exit_with_2(arguments: list[str], message: str) -> None:
-    code, stdout, stderr = run(*arguments)
+    code, stdout, stderr = run_steps(*arguments)
     assert (code, stdout) == (2, "")
     assert message in stderr
 
@@ -156,25 +155,25 @@ def test_pickled_files_are_not_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "q.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     torch.save(torch.eye(2), tmp_path / "q.safetensors")
     for name, message in (("q.npy", "allow_pickle=False"), ("q.safetensors", "it is pickled")):
-        code, _, stderr = run("--q", str(tmp_path / name))
+        code, _, stderr = run_steps("--q", str(tmp_path / name))
         assert code == 2 and message in stderr
 
 
 def test_large_files_are_not_read(tmp_path: Path) -> None:
     with (tmp_path / "q.csv").open("wb") as file:
         file.truncate(2**24 + 1)
-    code, _, stderr = run("--q", str(tmp_path / "q.csv"))
+    code, _, stderr = run_steps("--q", str(tmp_path / "q.csv"))
     assert code == 2 and "at most 16,777,216 bytes" in stderr and "16,777,217" in stderr
 
 
 def test_a_tensor_of_several_must_be_named(tmp_path: Path) -> None:
     file = str(tmp_path / "all.safetensors")
     save_file({"a": torch.eye(2), "b": torch.ones(2, 2)}, file)
-    code, _, stderr = run("--q", file)
+    code, _, stderr = run_steps("--q", file)
     assert code == 2 and "one of a, b; got ''" in stderr
 
 
 def test_large_inputs_exit_with_2(tmp_path: Path) -> None:
     np.save(tmp_path / "q.npy", np.zeros((500, 2)))
-    code, _, stderr = run("--q", str(tmp_path / "q.npy"))
+    code, _, stderr = run_steps("--q", str(tmp_path / "q.npy"))
     assert code == 2 and "got scores of 500 x 500 = 250,000" in stderr

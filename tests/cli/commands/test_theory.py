@@ -4,23 +4,19 @@ import json
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from regard.cli import app
 from regard.plot.chart_panels import ImagePanel, Panel, Series
 from regard.theory import Claim, Experiment, ExperimentResult, Slider, list_experiments
+from tests.cli.command import run_command
 
 HEAT = ("heat_diffusion", "--set", "time=2")
 
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["theory", *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
+run_theory = partial(run_command, "theory")
 
 
 def run_experiment(
@@ -48,7 +44,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_name_all_experiments_are_listed() -> None:
-    code, stdout, _ = run()
+    code, stdout, _ = run_theory()
     assert code == 0
     assert max(len(line) for line in stdout.splitlines()) < 80
     for experiment in list_experiments():
@@ -58,7 +54,7 @@ def test_without_a_name_all_experiments_are_listed() -> None:
 
 
 def test_experiments_are_listed_as_json() -> None:
-    listed = json.loads(run("--json")[1])
+    listed = json.loads(run_theory("--json")[1])
     assert [experiment["name"] for experiment in listed] == [experiment.name for experiment in list_experiments()]
     assert listed[0]["settings"][0] == {
         "name": "num_keys",
@@ -70,10 +66,10 @@ def test_experiments_are_listed_as_json() -> None:
 
 
 def test_results_have_claims_wrong_formulas_and_charts() -> None:
-    code, stdout, _ = run(*HEAT)
+    code, stdout, _ = run_theory(*HEAT)
     assert code == 0
     assert "sigma 0.3, key_std 1, dim 3, time 2, seed 0" in stdout
-    values = json.loads(run(*HEAT, "--json")[1])
+    values = json.loads(run_theory(*HEAT, "--json")[1])
     assert values["claims"] and values["false_claims"]
     assert all(f"holds  {claim['statement'][:40]}" in stdout for claim in values["claims"])
     assert all(f"wrong  {claim['statement'][:40]}" in stdout for claim in values["false_claims"])
@@ -83,7 +79,7 @@ def test_results_have_claims_wrong_formulas_and_charts() -> None:
 
 
 def test_claims_have_expected_and_actual_values(example: None) -> None:
-    code, stdout, _ = run("example")
+    code, stdout, _ = run_theory("example")
     assert code == 0
     assert "expected 1   actual 1\n" in stdout and "error 0, tolerance 0.1: rounding" in stdout
     assert "expected 0 or less   actual 1" in stdout
@@ -93,14 +89,14 @@ def test_claims_have_expected_and_actual_values(example: None) -> None:
     ("actual", "expected_code", "verdict"), [("1", 0, "holds"), ("1.05", 0, "holds"), ("1.5", 1, "FAILS")]
 )
 def test_the_exit_code_is_1_if_a_claim_fails(example: None, actual: str, expected_code: int, verdict: str) -> None:
-    code, stdout, _ = run("example", "--set", f"actual={actual}")
+    code, stdout, _ = run_theory("example", "--set", f"actual={actual}")
     assert code == expected_code and f"{verdict}  the value is 1" in stdout
     assert ("Some claims do not hold, or a known-wrong formula does." in stdout) is (code == 1)
 
 
 def test_settings_seed_and_quick_are_passed_to_the_experiment(example: None) -> None:
     def settings(*arguments: str) -> Any:
-        return json.loads(run("example", *arguments, "--json")[1])["settings"]
+        return json.loads(run_theory("example", *arguments, "--json")[1])["settings"]
 
     assert settings() == {"n": 3, "seed": 0}
     assert settings("--seed", "4", "--set", "n=7") == {"n": 7, "seed": 4}
@@ -109,7 +105,7 @@ def test_settings_seed_and_quick_are_passed_to_the_experiment(example: None) -> 
 
 
 def test_json_has_claims_and_panels_with_null_for_nonfinite_numbers(example: None) -> None:
-    code, stdout, _ = run("example", "--json", "--set", "actual=2")
+    code, stdout, _ = run_theory("example", "--json", "--set", "actual=2")
     values = json.loads(stdout, parse_constant=lambda name: pytest.fail(name))
     assert code == 1 and values["is_consistent"] is False
     assert values["claims"][0] == {
@@ -127,9 +123,9 @@ def test_json_has_claims_and_panels_with_null_for_nonfinite_numbers(example: Non
 
 
 def test_charts_are_written_to_a_file(tmp_path: Path) -> None:
-    assert run(*HEAT, "--plot", str(tmp_path / "heat.png"))[0] == 0
+    assert run_theory(*HEAT, "--plot", str(tmp_path / "heat.png"))[0] == 0
     assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
-    assert run(*HEAT, "--plot", str(tmp_path / "heat.svg"))[0] == 0
+    assert run_theory(*HEAT, "--plot", str(tmp_path / "heat.svg"))[0] == 0
     assert b"<svg" in (tmp_path / "heat.svg").read_bytes()
 
 
@@ -137,20 +133,20 @@ def test_a_progress_bar_is_shown_on_stderr_after_two_seconds(example: None, monk
     assert sys.modules["regard.cli.commands.theory"].BAR_DELAY_S == 2.0
     monkeypatch.setattr(sys.modules["regard.cli.commands.theory"], "BAR_DELAY_S", 0.5)
     slow = ("example", "--set", "wait=0.4")
-    assert run(*slow)[2] == ""  # no bar is written to a file
+    assert run_theory(*slow)[2] == ""  # no bar is written to a file
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then assumes a terminal
-    assert run("example", "--set", "wait=0")[2] == ""
-    code, stdout, stderr = run(*slow)
+    assert run_theory("example", "--set", "wait=0")[2] == ""
+    code, stdout, stderr = run_theory(*slow)
     assert code == 0 and "100%" in stderr and "100%" not in stdout
 
 
 def test_unwritable_plot_paths_exit_before_the_experiment(example: None, tmp_path: Path) -> None:
     start = time.monotonic()
-    assert run("example", "--set", "wait=2", "--plot", str(tmp_path / "x" / "y.png"))[0] == 2
-    assert run("example", "--set", "wait=2", "--plot", str(tmp_path / "y"))[0] == 2
+    assert run_theory("example", "--set", "wait=2", "--plot", str(tmp_path / "x" / "y.png"))[0] == 2
+    assert run_theory("example", "--set", "wait=2", "--plot", str(tmp_path / "y"))[0] == 2
     assert time.monotonic() - start < 4
     (tmp_path / "folder.png").mkdir()
-    code, _, stderr = run("example", "--plot", str(tmp_path / "folder.png"))
+    code, _, stderr = run_theory("example", "--plot", str(tmp_path / "folder.png"))
     assert code == 2 and "must be a file that can be written" in stderr and "Is a directory" in stderr
 
 
@@ -177,6 +173,6 @@ def test_unwritable_plot_paths_exit_before_the_experiment(example: None, tmp_pat
     ],
 )
 def test_invalid_calls_exit_with_2(arguments: list[str], message: str) -> None:
-    code, stdout, stderr = run(*arguments)
+    code, stdout, stderr = run_theory(*arguments)
     assert code == 2 and stdout == ""
     assert re.search(message, stderr), stderr
