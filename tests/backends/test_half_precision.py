@@ -11,6 +11,7 @@ from regard.backends.shared.autograd import differentiable_forward
 from regard.backends.tiled import TiledBackend
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
+from tests.backends.no_fallback import NoFallback
 
 pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")
 
@@ -25,16 +26,6 @@ OPTIONS = {
 }
 # (queries, keys, head dim, value dim): panels, whole and partial vectors, and few queries with many keys
 SHAPES = [(61, 210, 8, 9), (100, 130, 64, 32), (1, 2100, 64, 64), (3, 300, 40, 24), (0, 5, 8, 8), (5, 0, 8, 8)]
-
-
-class NoFallback(TiledBackend):
-    """A fallback that must not run."""
-
-    def forward(self, *args: object) -> object:
-        raise AssertionError("the forward pass fell back")
-
-    def backward(self, *args: object) -> object:
-        raise AssertionError("the backward pass fell back")
 
 
 def random_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:

@@ -10,8 +10,7 @@ from regard.backends.reference import ReferenceBackend
 from regard.backends.shared.autograd import differentiable_forward
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
-
-from .test_half_precision import NoFallback
+from tests.backends.no_fallback import NoFallback
 
 pytestmark = pytest.mark.skipif(not builds(), reason="regard was installed without a C++ compiler")
 

@@ -20,6 +20,7 @@ from regard.backends.shared.autograd import differentiable_forward
 from regard.backends.tiled import TiledBackend
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
+from tests.backends.no_fallback import NoFallback
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not builds(), reason="the compiled core is not built")
@@ -99,16 +100,6 @@ def test_every_head_dim_agrees_with_tiled(build, head_dim):
     assert_close(
         rows.output_and_gradients(NativeBackend(TiledBackend(), build)), rows.output_and_gradients(TiledBackend())
     )
-
-
-class NoFallback(TiledBackend):
-    """A fallback that must not run: the native backend supports these calls."""
-
-    def forward(self, *args: object) -> object:
-        raise AssertionError("the forward pass fell back")
-
-    def backward(self, *args: object) -> object:
-        raise AssertionError("the backward pass fell back")
 
 
 def _captured(*shape: int) -> Tensor:
