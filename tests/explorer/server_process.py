@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -109,6 +110,13 @@ def run_server(*source: str, environment: dict[str, str] | None = None, **option
     finally:
         process.kill()
         process.wait()
+
+
+def free_port() -> int:
+    """Return a port that no process uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait_until_ready(server: ServerProcess) -> None:

@@ -1,6 +1,5 @@
 """Notices of the page: errors, a lost server, and a restarted server."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.explorer.browser import (
     wait_until_idle,
     weights,
 )
-from tests.explorer.server_process import run_server
+from tests.explorer.server_process import free_port, run_server
 
 pytestmark = needs_chromium
 TOO_LONG = "word " * 40_000
@@ -66,12 +65,6 @@ def test_an_error_stays_after_other_responses_of_the_same_action(site: Site) -> 
     wait_until_idle(page)
     assert page.locator(".alert").is_visible()
     site.ignore_bad_requests()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_page_reconnects_when_the_server_is_back(browser: Any, tmp_path: Path) -> None:

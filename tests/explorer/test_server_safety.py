@@ -17,7 +17,7 @@ from regard.explorer.server.app import serve
 from regard.explorer.server.listener import listen
 from regard.explorer.server.open_browser import RedirectFile
 from regard.explorer.server.page_key import load_or_create_key, proof
-from tests.explorer.server_process import ServerProcess, run_server
+from tests.explorer.server_process import ServerProcess, free_port, run_server
 
 TIMEOUT_S = 1.0
 BROWSER_SCRIPT = """#!{python}
@@ -152,12 +152,6 @@ def test_a_folder_that_cannot_be_written_raises(state: Path) -> None:
     state.parent.joinpath("regard").write_text("a file instead of the folder")
     with pytest.raises(LoadError, match=r"set XDG_STATE_HOME to another folder, or omit --port"):
         load_or_create_key(8123)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_address_of_a_chosen_port_survives_a_restart(tmp_path: Path) -> None:
