@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -32,6 +33,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "regard"))
 @pytest.fixture(autouse=True)
 def _seed_torch() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def reset_compiler() -> Iterator[None]:
+    """Remove compiled graphs after the test: torch stops compiling a function after eight graphs of it."""
+    yield
+    torch.compiler.reset()
 
 
 SUPPORTS_EVERY_CALL = ("tiled", "reference")  # other backends need not support every call

@@ -17,8 +17,11 @@ import regard
 from regard import mask, measure, normalizer, score
 from tests.random_tensors import normal
 
-# torch itself calls torch.jit.script for some forward derivatives
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+pytestmark = [
+    pytest.mark.usefixtures("reset_compiler"),
+    # torch itself calls torch.jit.script for some forward derivatives
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+]
 every_backend = pytest.mark.parametrize("backend", regard.available_backends())
 EXACT = dict(rtol=1e-10, atol=1e-11)  # float64, sums of about ten terms, up to two derivatives
 
@@ -542,13 +545,6 @@ def test_mixed_dtypes_under_autocast_give_the_wider_dtype(autocast):
 
 
 # torch.compile: these backends need no C compiler.
-
-
-@pytest.fixture(autouse=True)
-def _reset_compiler() -> Iterator[None]:
-    yield
-    torch.compiler.reset()
-
 
 compile_backends = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 

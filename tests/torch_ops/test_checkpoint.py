@@ -1,6 +1,6 @@
 """Activation checkpointing: recomputation gives the same results, eagerly and in a graph."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -10,13 +10,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from tests.torch_ops.cases import CASES, close, inputs, output_and_gradients, reference_call, user_call
 
+pytestmark = pytest.mark.usefixtures("reset_compiler")
 NAMES = ["a window", "alibi", "sink", "dropout"]
-
-
-@pytest.fixture(autouse=True)
-def _reset_compiler() -> Iterator[None]:
-    yield
-    torch.compiler.reset()
 
 
 def checkpointed(call: Callable[..., Tensor], use_reentrant: bool) -> Callable[..., Tensor]:

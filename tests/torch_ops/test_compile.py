@@ -1,7 +1,7 @@
 """torch.compile captures a call as one operator, with the results and gradients of the reference."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,13 +27,8 @@ from tests.torch_ops.cases import (
     user_call,
 )
 
+pytestmark = pytest.mark.usefixtures("reset_compiler")
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++")
-
-
-@pytest.fixture(autouse=True)
-def _reset_compiler() -> Iterator[None]:
-    yield
-    torch.compiler.reset()
 
 
 def compile_full_graph(call: Callable[..., Any], backend: Any = "aot_eager", **options: Any) -> Callable[..., Any]:
