@@ -46,11 +46,6 @@ from tests.integrations.huggingface_models import (
 CLOSE = dict(rtol=1e-4, atol=1e-4)  # both are float32, through two layers and a projection to values near 10
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> None:
-    attention_interface.register()
-
-
 @pytest.fixture
 def calls() -> Iterator[list[Any]]:
     """The layers that called regard, in order."""

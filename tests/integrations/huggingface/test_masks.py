@@ -21,12 +21,6 @@ from tests.integrations.huggingface_models import padding_mask
 
 WINDOW, LENGTH = 5, 12
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> None:
-    attention_interface.register()
-
-
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "causal": dict(mask_function=masking_utils.causal_mask_function),
     "window": dict(
