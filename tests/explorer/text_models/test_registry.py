@@ -12,15 +12,11 @@ from regard.explorer.api.registry import dispatch
 from regard.explorer.explorer import Explorer
 from regard.explorer.session_factory import create_explorer
 from regard.explorer.text_models.registry import load_text_model
-from regard.models import bundled
 from tests.explorer.recordings import make_recording
+from tests.explorer.text_models.bundled_tokenizer import bundled_tokenizer
 
 transformers = pytest.importorskip("transformers")
 TEXT = " The captain saw the white whale"
-
-
-def make_tokenizer() -> object:
-    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(bundled.WEIGHTS_DIR / "language.tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +25,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=4096, n_positions=64, n_embd=32, n_layer=2, n_head=4)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
+    bundled_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -40,7 +36,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
         vocab_size=4096, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     )
     transformers.BertModel(config).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
+    bundled_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -101,7 +97,7 @@ def seq2seq(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     }
     config = getattr(transformers, f"{request.param}Config")(vocab_size=4096, **sizes[request.param])
     getattr(transformers, f"{request.param}ForConditionalGeneration")(config).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
+    bundled_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -115,7 +111,7 @@ def test_a_seq2seq_model_has_a_source_and_a_target_text(seq2seq: str) -> None:
     layer_texts = [(layer["query_text"], layer["key_text"], layer["is_cross_attention"]) for layer in state["layers"]]
     assert sorted(layer_texts) == [(0, 0, False)] * 2 + [(1, 0, True)] * 2 + [(1, 1, False)] * 2
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(seq2seq, attn_implementation="eager").eval()
-    source = torch.tensor([make_tokenizer()(TEXT)["input_ids"]])  # type: ignore[operator]
+    source = torch.tensor([bundled_tokenizer()(TEXT)["input_ids"]])
     with torch.no_grad():
         max_new_tokens = 63 if "Bart" in seq2seq else 128
         generated = model.generate(source, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1)
@@ -133,7 +129,7 @@ def save_model(class_name: str, folder: Path, **options: object) -> str:
     """Save a small T5 or Whisper model of this class."""
     model_class = getattr(transformers, class_name)
     model_class(model_class.config_class(vocab_size=4096, d_model=32, **options)).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
+    bundled_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -196,7 +192,7 @@ def test_a_model_whose_attention_cannot_be_recorded_raises(name: str, tmp_path: 
     sizes = dict(num_attention_heads=4, intermediate_size=32) if "Deberta" in name else dict(state_size=4)
     config = model_class.config_class(vocab_size=4096, hidden_size=32, num_hidden_layers=1, **sizes)
     model_class(config).save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    bundled_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(
         LoadError, match=f"to be recorded; {name} called neither. Either it computes softmax in its own code"
     ):

@@ -14,6 +14,7 @@ from regard.explorer.text_models.huggingface import decoder_types
 from regard.explorer.text_models.registry import load_text_model
 from regard.explorer.text_models.token_text import byte_level_bytes, complete_text, piece_bytes, token_texts_from_bytes
 from regard.models import bundled
+from tests.explorer.text_models.bundled_tokenizer import bundled_tokenizer
 
 ACCENTS = "The café in München costs 5 €"
 SCRIPTS = [ACCENTS, "日本語のテキスト", "🙂👩‍🚀🙂", "Привет, мир", "नमस्ते", "مرحبا", "a\u0301 \N{REPLACEMENT CHARACTER}"]
@@ -113,10 +114,6 @@ def save_model(folder: Path, tokenizer: Any, size: int) -> str:
     return str(folder)
 
 
-def byte_level() -> Any:
-    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(bundled.WEIGHTS_DIR / "language.tokenizer.json"))
-
-
 def byte_fallback() -> Any:
     """Return a tokenizer like Llama's: ASCII letters are pieces, other characters are bytes, a text begins with <s>."""
     tokenizers = pytest.importorskip("tokenizers")
@@ -131,7 +128,11 @@ def byte_fallback() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=model, bos_token="<s>", unk_token="<unk>")
 
 
-@pytest.mark.parametrize("make_tokenizer, size", [(byte_level, 4096), (byte_fallback, 353)])
+@pytest.mark.parametrize(
+    "make_tokenizer, size",
+    [(bundled_tokenizer, 4096), (byte_fallback, 353)],
+    ids=["byte_level-4096", "byte_fallback-353"],
+)
 @pytest.mark.parametrize("text", SCRIPTS)
 def test_hugging_face_tokenizers_handle_every_script(make_tokenizer: Any, size: int, text: str, tmp_path: Path) -> None:
     explorer = create_explorer(text, model=save_model(tmp_path, make_tokenizer(), size))
@@ -143,7 +144,7 @@ def test_hugging_face_tokenizers_handle_every_script(make_tokenizer: Any, size: 
 
 
 def test_the_byte_encoding_is_determined_by_the_tokenizer() -> None:
-    assert decoder_types(byte_level()) == {"ByteLevel"}
+    assert decoder_types(bundled_tokenizer()) == {"ByteLevel"}
     assert "ByteFallback" in decoder_types(byte_fallback())
     assert byte_level_bytes("æĹ¥").decode() == "日"
     assert piece_bytes("<0xE6>") == b"\xe6"
