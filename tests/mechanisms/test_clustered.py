@@ -8,13 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from regard.errors import ArgumentError
 from regard.mechanisms.clustered import cluster_queries, clustered_attention
-
-HEAD_DIM = 6
-
-
-def random_inputs(n_q: int, n_k: int, leading: tuple[int, ...] = (2, 3)) -> list[Tensor]:
-    sizes = ((n_q, HEAD_DIM), (n_k, HEAD_DIM), (n_k, 5))
-    return [torch.randn(*leading, *size, dtype=torch.float64) for size in sizes]
+from tests.mechanisms.random_inputs import HEAD_DIM, random_inputs
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, cluster_ids: list[int], topk: int | None) -> Tensor:
@@ -34,7 +28,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, cluster_ids: list[int], topk: int
 @pytest.mark.parametrize("topk", [None, 1, 4, 11])
 @pytest.mark.parametrize("n", [1, 9, 20])
 def test_clustered_attention_matches_the_reference(n: int, topk: int | None) -> None:
-    q, k, v = random_inputs(n, 11)
+    q, k, v = random_inputs(n, 11, (2, 3))
     cluster_ids = torch.randint(4, (2, 3, n))
 
     output = clustered_attention(q, k, v, cluster_ids, topk=topk)
@@ -47,7 +41,7 @@ def test_clustered_attention_matches_the_reference(n: int, topk: int | None) -> 
 
 @pytest.mark.parametrize("topk", [None, 1, 5])
 def test_clusters_of_one_query_are_exact(topk: int | None) -> None:
-    q, k, v = random_inputs(9, 11)
+    q, k, v = random_inputs(9, 11, (2, 3))
 
     output = clustered_attention(q, k, v, torch.randperm(9).expand(2, 3, 9), topk=topk)
 
@@ -55,7 +49,7 @@ def test_clusters_of_one_query_are_exact(topk: int | None) -> None:
 
 
 def test_topk_of_all_keys_is_exact() -> None:
-    q, k, v = random_inputs(9, 11)
+    q, k, v = random_inputs(9, 11, (2, 3))
 
     output = clustered_attention(q, k, v, torch.zeros(2, 3, 9, dtype=torch.long), topk=11)
 
@@ -63,7 +57,7 @@ def test_topk_of_all_keys_is_exact() -> None:
 
 
 def test_clusters_of_equal_queries_are_exact() -> None:
-    _, k, v = random_inputs(1, 11)
+    _, k, v = random_inputs(1, 11, (2, 3))
     distinct = torch.randn(2, 3, 4, HEAD_DIM, dtype=torch.float64)
     q = distinct.repeat_interleave(5, dim=-2)
 
@@ -85,7 +79,7 @@ def test_larger_topk_has_a_smaller_error() -> None:
 
 
 def test_rows_of_weights_sum_to_one() -> None:
-    q, k, _ = random_inputs(9, 11)
+    q, k, _ = random_inputs(9, 11, (2, 3))
     ones = torch.ones(2, 3, 11, 1, dtype=torch.float64)
 
     for topk in (None, 3):
@@ -121,9 +115,9 @@ def test_clusters_follow_lloyds_algorithm_on_hash_bits() -> None:
 
     actual_ids = cluster_queries(q, num_clusters=clusters, bits=bits, iterations=iterations, seed=4)
 
-    random_inputs = torch.Generator().manual_seed(4)
-    planes = torch.randn(HEAD_DIM, bits, generator=random_inputs, dtype=torch.float64)
-    initial = torch.randperm(40, generator=random_inputs)[:clusters].tolist()
+    generator = torch.Generator().manual_seed(4)
+    planes = torch.randn(HEAD_DIM, bits, generator=generator, dtype=torch.float64)
+    initial = torch.randperm(40, generator=generator)[:clusters].tolist()
     for h in range(2):
         codes = torch.tensor([[bool(row @ plane > 0) for plane in planes.T] for row in q[h]])
         centers = [codes[i].clone() for i in initial]
@@ -160,13 +154,13 @@ def test_clusters_depend_only_on_the_seed() -> None:
 
 
 def test_no_queries() -> None:
-    q, k, v = random_inputs(0, 4)
+    q, k, v = random_inputs(0, 4, (2, 3))
 
     assert clustered_attention(q, k, v, torch.zeros(2, 3, 0, dtype=torch.long), topk=2).shape == (2, 3, 0, 5)
 
 
 def test_invalid_arguments_raise() -> None:
-    q, k, v = random_inputs(9, 11)
+    q, k, v = random_inputs(9, 11, (2, 3))
     cluster_ids = torch.zeros(2, 3, 9, dtype=torch.long)
     with pytest.raises(
         ArgumentError, match=r"k and v must have the same length; got q=\(2, 3, 9, 6\), .*, v=\(2, 3, 4, 5\)"

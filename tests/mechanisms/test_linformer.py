@@ -10,13 +10,9 @@ from regard import score
 from regard.attention import attention
 from regard.errors import ArgumentError
 from regard.mechanisms.linformer import efficient_attention, linformer_attention
+from tests.mechanisms.random_inputs import random_grouped_inputs
 
 NUM_SUMS = 6
-
-
-def random_inputs(n_q: int, n_k: int, heads: int = 4, num_kv_heads: int = 4) -> list[Tensor]:
-    sizes = ((heads, n_q, 8), (num_kv_heads, n_k, 8), (num_kv_heads, n_k, 5))
-    return [torch.randn(2, *size, dtype=torch.float64) for size in sizes]
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor) -> Tensor:
@@ -39,7 +35,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor) -> Tensor:
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 @pytest.mark.parametrize("n_q, n_k", [(9, 9), (3, 11), (1, 1)])
 def test_linformer_matches_the_reference(per_head: bool, num_kv_heads: int, n_q: int, n_k: int) -> None:
-    q, k, v = random_inputs(n_q, n_k, num_kv_heads=num_kv_heads)
+    q, k, v = random_grouped_inputs(n_q, n_k, num_kv_heads=num_kv_heads)
     e, f = torch.randn(2, *([num_kv_heads] if per_head else []), NUM_SUMS, n_k, dtype=torch.float64)
 
     output = linformer_attention(q, k, v, e, f)
@@ -48,7 +44,7 @@ def test_linformer_matches_the_reference(per_head: bool, num_kv_heads: int, n_q:
 
 
 def test_f_defaults_to_e() -> None:
-    q, k, v = random_inputs(7, 7)
+    q, k, v = random_grouped_inputs(7, 7)
     e = torch.randn(NUM_SUMS, 7, dtype=torch.float64)
 
     torch.testing.assert_close(linformer_attention(q, k, v, e), reference(q, k, v, e, e))
@@ -56,7 +52,7 @@ def test_f_defaults_to_e() -> None:
 
 @pytest.mark.parametrize("n", [1, 40])
 def test_the_identity_is_full_attention(n: int) -> None:
-    q, k, v = random_inputs(n, n)
+    q, k, v = random_grouped_inputs(n, n)
 
     output = linformer_attention(q, k, v, torch.eye(n, dtype=torch.float64))
 
@@ -64,7 +60,7 @@ def test_the_identity_is_full_attention(n: int) -> None:
 
 
 def test_score_is_passed_to_attention() -> None:
-    q, k, v = random_inputs(7, 7)
+    q, k, v = random_grouped_inputs(7, 7)
     e = torch.randn(NUM_SUMS, 7, dtype=torch.float64)
 
     output = linformer_attention(q, k, v, e, score=score.cosine(3.0))
@@ -73,7 +69,7 @@ def test_score_is_passed_to_attention() -> None:
 
 
 def test_dropout_is_passed_to_attention() -> None:
-    q, k, v = random_inputs(7, 7)
+    q, k, v = random_grouped_inputs(7, 7)
     e = torch.randn(NUM_SUMS, 7, dtype=torch.float64)
 
     output = linformer_attention(q, k, v, e, dropout=0.5, seed=3)
@@ -103,7 +99,7 @@ def test_linformer_matches_the_linformer_package(length: int, one_kv_head: bool,
 
 
 def test_a_sliced_matrix_equals_zero_padding() -> None:
-    q, k, v = random_inputs(7, 7)
+    q, k, v = random_grouped_inputs(7, 7)
     e = torch.randn(NUM_SUMS, 12, dtype=torch.float64)
     longer = [torch.nn.functional.pad(x, (0, 0, 0, 5)) for x in (k, v)]
 
@@ -130,14 +126,14 @@ def efficient_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 @pytest.mark.parametrize("n_q, n_k", [(9, 9), (3, 11), (1, 1)])
 def test_efficient_attention_matches_the_reference(num_kv_heads: int, n_q: int, n_k: int) -> None:
-    q, k, v = random_inputs(n_q, n_k, num_kv_heads=num_kv_heads)
+    q, k, v = random_grouped_inputs(n_q, n_k, num_kv_heads=num_kv_heads)
 
     torch.testing.assert_close(efficient_attention(q, k, v), efficient_reference(q, k, v))
 
 
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_efficient_attention_accepts_inputs_without_heads(dimensions: int) -> None:
-    q, k, v = random_inputs(6, 6, heads=1, num_kv_heads=1)
+    q, k, v = random_grouped_inputs(6, 6, num_heads=1, num_kv_heads=1)
     inputs = [x[0, 0] if dimensions == 2 else x[:, 0] for x in (q, k, v)]
 
     output = efficient_attention(*inputs)
@@ -147,7 +143,7 @@ def test_efficient_attention_accepts_inputs_without_heads(dimensions: int) -> No
 
 
 def test_efficient_attention_is_stable_for_large_inputs() -> None:
-    q, k, v = (x.float() for x in random_inputs(9, 9))
+    q, k, v = (x.float() for x in random_grouped_inputs(9, 9))
 
     output = efficient_attention(1e5 * q, 1e5 * k, v)
 
@@ -157,7 +153,7 @@ def test_efficient_attention_is_stable_for_large_inputs() -> None:
 
 
 def test_invalid_arguments_raise() -> None:
-    q, k, v = random_inputs(7, 7)
+    q, k, v = random_grouped_inputs(7, 7)
     e = torch.randn(NUM_SUMS, 12, dtype=torch.float64)
     with pytest.raises(ArgumentError, match=r"e must have one column per key, 7; got 12. Slice it: e\[..., :7\]"):
         linformer_attention(q, k, v, e)

@@ -15,11 +15,7 @@ from regard.attention import attention
 from regard.errors import ArgumentError
 from regard.mechanisms import nystrom as module
 from regard.mechanisms.nystrom import nystrom_attention, pseudo_inverse
-
-
-def random_inputs(n_q: int, n_k: int, heads: int = 4, num_kv_heads: int = 4) -> list[Tensor]:
-    sizes = ((heads, n_q, 8), (num_kv_heads, n_k, 8), (num_kv_heads, n_k, 5))
-    return [torch.randn(2, *size, dtype=torch.float64) for size in sizes]
+from tests.mechanisms.random_inputs import random_grouped_inputs
 
 
 def weights(q: Tensor, k: Tensor) -> Tensor:
@@ -55,7 +51,7 @@ def segments(x: Tensor, m: int) -> list[Tensor]:
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 @pytest.mark.parametrize("n_q, n_k, m", [(24, 24, 6), (23, 23, 5), (9, 30, 4), (7, 7, 7), (1, 1, 1)])
 def test_nystrom_matches_the_reference(num_kv_heads: int, n_q: int, n_k: int, m: int) -> None:
-    q, k, v = random_inputs(n_q, n_k, num_kv_heads=num_kv_heads)
+    q, k, v = random_grouped_inputs(n_q, n_k, num_kv_heads=num_kv_heads)
 
     output = nystrom_attention(q, k, v, num_landmarks=m)
 
@@ -64,7 +60,7 @@ def test_nystrom_matches_the_reference(num_kv_heads: int, n_q: int, n_k: int, m:
 
 @pytest.mark.parametrize("dimensions", [2, 3, 5])
 def test_any_number_of_leading_dimensions(dimensions: int) -> None:
-    q, k, v = random_inputs(12, 12)
+    q, k, v = random_grouped_inputs(12, 12)
     reshape = {2: lambda x: x[0, 0], 3: lambda x: x[:, 0], 5: lambda x: x[:, None]}[dimensions]
 
     output = nystrom_attention(*(reshape(x) for x in (q, k, v)), num_landmarks=4)
@@ -74,7 +70,7 @@ def test_any_number_of_leading_dimensions(dimensions: int) -> None:
 
 @pytest.mark.parametrize("landmarks", [13, 64])
 def test_as_many_landmarks_as_tokens_is_full_attention(landmarks: int) -> None:
-    q, k, v = random_inputs(13, 13)
+    q, k, v = random_grouped_inputs(13, 13)
 
     output = nystrom_attention(q, k, v, num_landmarks=landmarks, pinv_iterations=None)
 
@@ -83,7 +79,7 @@ def test_as_many_landmarks_as_tokens_is_full_attention(landmarks: int) -> None:
 
 
 def test_more_landmarks_and_iterations_reduce_the_error() -> None:
-    q, k, v = random_inputs(48, 48)
+    q, k, v = random_grouped_inputs(48, 48)
     exact = attention(q, k, v)
 
     def error(m: int, iterations: int | None) -> float:
@@ -96,7 +92,7 @@ def test_more_landmarks_and_iterations_reduce_the_error() -> None:
 
 
 def test_the_exact_inverse_amplifies_the_error_of_few_landmarks() -> None:
-    q, k, v = random_inputs(48, 48)
+    q, k, v = random_grouped_inputs(48, 48)
     exact = attention(q, k, v)
 
     stopped, inverted = (nystrom_attention(q, k, v, num_landmarks=16, pinv_iterations=n) - exact for n in (6, None))
@@ -106,19 +102,19 @@ def test_the_exact_inverse_amplifies_the_error_of_few_landmarks() -> None:
 
 @pytest.mark.parametrize("n", [0, 1])
 def test_nystrom_of_zero_and_one_token(n: int) -> None:
-    q, k, v = random_inputs(n, n)
+    q, k, v = random_grouped_inputs(n, n)
 
     torch.testing.assert_close(nystrom_attention(q, k, v), v)
 
 
 def test_no_keys_give_zero_output() -> None:
-    q, k, v = random_inputs(4, 0)
+    q, k, v = random_grouped_inputs(4, 0)
 
     assert (nystrom_attention(q, k, v) == 0).all()
 
 
 def test_bfloat16_inputs_are_close_to_float64() -> None:
-    q, k, v = (x.bfloat16() for x in random_inputs(96, 96))
+    q, k, v = (x.bfloat16() for x in random_grouped_inputs(96, 96))
 
     output = nystrom_attention(q, k, v, num_landmarks=16)
 
@@ -136,7 +132,7 @@ def test_every_attention_call_has_landmarks_on_one_side(monkeypatch: pytest.Monk
         return attention(q, k, v, **options)
 
     monkeypatch.setattr(module, "attention", record_lengths)
-    nystrom_attention(*random_inputs(300, 200), num_landmarks=8)
+    nystrom_attention(*random_grouped_inputs(300, 200), num_landmarks=8)
 
     assert sorted(lengths) == [(8, 8), (8, 200), (8, 200), (8, 300), (300, 8)]
 
@@ -154,7 +150,7 @@ def insert_padding(x: Tensor, is_real: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [1, 3, 17, 24], ids=str)
 @pytest.mark.parametrize("side", ["right", "left", "anywhere"])
 def test_padding_has_no_effect(length: int, side: str) -> None:
-    q, k, v = random_inputs(length, length, num_kv_heads=2)
+    q, k, v = random_grouped_inputs(length, length, num_kv_heads=2)
     order = {"right": torch.arange(24), "left": torch.arange(24).flip(0), "anywhere": torch.randperm(24)}[side]
     is_real = torch.zeros(24, dtype=torch.bool)
     is_real[order[:length]] = True
@@ -169,7 +165,7 @@ def test_padding_has_no_effect(length: int, side: str) -> None:
 
 
 def test_padding_may_differ_per_sequence() -> None:
-    q, k, v = random_inputs(10, 10)
+    q, k, v = random_grouped_inputs(10, 10)
     is_real = torch.arange(10) < torch.tensor([[10], [4]])
 
     output = nystrom_attention(q, k, v, num_landmarks=6, attention_mask=is_real)
@@ -180,7 +176,7 @@ def test_padding_may_differ_per_sequence() -> None:
 
 
 def test_an_all_padding_sequence_has_zero_output_and_gradient() -> None:
-    q, k, v = (x.requires_grad_() for x in random_inputs(6, 6))
+    q, k, v = (x.requires_grad_() for x in random_grouped_inputs(6, 6))
 
     output = nystrom_attention(
         q, k, v, attention_mask=torch.zeros(2, 6, dtype=torch.bool), conv_kernel=torch.ones(4, 3)
@@ -192,7 +188,7 @@ def test_an_all_padding_sequence_has_zero_output_and_gradient() -> None:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_the_convolution_ignores_padding(side: str) -> None:
-    q, k, v = random_inputs(9, 9)
+    q, k, v = random_grouped_inputs(9, 9)
     kernel = torch.randn(4, 5, dtype=torch.float64)
     is_real = torch.arange(14) < 9 if side == "right" else torch.arange(14) >= 5
 
@@ -213,7 +209,7 @@ def test_the_convolution_ignores_padding(side: str) -> None:
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 @pytest.mark.parametrize("size", [1, 5, 33])
 def test_the_convolution_adds_neighboring_values(size: int, num_kv_heads: int) -> None:
-    q, k, v = random_inputs(11, 11, num_kv_heads=num_kv_heads)
+    q, k, v = random_grouped_inputs(11, 11, num_kv_heads=num_kv_heads)
     kernel = torch.randn(4, size, dtype=torch.float64)
 
     added = nystrom_attention(q, k, v, num_landmarks=3, conv_kernel=kernel) - nystrom_attention(
@@ -376,7 +372,7 @@ def test_gradients_with_padding() -> None:
 
 
 def test_invalid_arguments_raise() -> None:
-    q, k, v = random_inputs(6, 5)
+    q, k, v = random_grouped_inputs(6, 5)
     with pytest.raises(ArgumentError, match="num_landmarks must be at least 1; got 0"):
         nystrom_attention(q, k, v, num_landmarks=0)
     with pytest.raises(ArgumentError, match="iterations must be from 1 to 1,000, or None for the exact inverse; got 0"):

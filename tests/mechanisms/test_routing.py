@@ -8,13 +8,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from regard.errors import ArgumentError
 from regard.mechanisms.routing import routing_attention, update_centroids
+from tests.mechanisms.random_inputs import HEAD_DIM, random_inputs
 
-HEAD_DIM, HEADS = 6, 2
-
-
-def random_inputs(n_q: int, n_k: int, leading: tuple[int, ...] = (3, HEADS)) -> list[Tensor]:
-    sizes = ((n_q, HEAD_DIM), (n_k, HEAD_DIM), (n_k, 5))
-    return [torch.randn(*leading, *size, dtype=torch.float64) for size in sizes]
+HEADS = 2
 
 
 def normalize(x: Tensor) -> Tensor:
@@ -45,7 +41,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, centroids: Tensor, cluster_size: 
     "n_q, n_k, num_clusters, cluster_size", [(20, 20, 4, 5), (17, 17, 3, 7), (5, 13, 6, 3), (1, 1, 2, 1)]
 )
 def test_routing_matches_the_reference(causal: bool, n_q: int, n_k: int, num_clusters: int, cluster_size: int) -> None:
-    q, k, v = random_inputs(n_q, n_k)
+    q, k, v = random_inputs(n_q, n_k, (3, HEADS))
     centroids = torch.randn(HEADS, num_clusters, HEAD_DIM, dtype=torch.float64)
 
     output = routing_attention(q, k, v, centroids, cluster_size=cluster_size, causal=causal)
@@ -58,7 +54,7 @@ def test_routing_matches_the_reference(causal: bool, n_q: int, n_k: int, num_clu
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_centroid_with_all_tokens_is_attention_of_normalized_inputs(causal: bool) -> None:
-    q, k, v = random_inputs(30, 30)
+    q, k, v = random_inputs(30, 30, (3, HEADS))
 
     output = routing_attention(
         q, k, v, torch.randn(HEADS, 1, HEAD_DIM, dtype=torch.float64), cluster_size=30, causal=causal
@@ -69,7 +65,7 @@ def test_one_centroid_with_all_tokens_is_attention_of_normalized_inputs(causal: 
 
 
 def test_several_centroids_with_all_tokens_equal_one() -> None:
-    q, k, v = random_inputs(12, 12)
+    q, k, v = random_inputs(12, 12, (3, HEADS))
     centroids = torch.randn(HEADS, 4, HEAD_DIM, dtype=torch.float64)
 
     torch.testing.assert_close(
@@ -130,7 +126,7 @@ def test_gradients() -> None:
 
 
 def test_centroids_move_toward_the_mean_of_their_rows() -> None:
-    q, k, _ = random_inputs(8, 11)
+    q, k, _ = random_inputs(8, 11, (3, HEADS))
     centroids = torch.randn(HEADS, 5, HEAD_DIM, dtype=torch.float64)
     # centroid 4 is half of centroid 0, and centroid 3 is opposite to both, so no row is assigned to centroid 4
     centroids[:, 3], centroids[:, 4] = -centroids[:, 0], 0.5 * centroids[:, 0]
@@ -161,7 +157,7 @@ def test_repeated_updates_converge_to_clusters() -> None:
 
 
 def test_invalid_arguments_raise() -> None:
-    q, k, v = random_inputs(8, 9)
+    q, k, v = random_inputs(8, 9, (3, HEADS))
     centroids = torch.randn(HEADS, 3, HEAD_DIM, dtype=torch.float64)
     with pytest.raises(ArgumentError, match=r"shapes that differ only in n; got q=\(3, 2, 8, 6\), k=\(3, 2, 9, 5\)"):
         routing_attention(q, v, v, centroids, cluster_size=2)
