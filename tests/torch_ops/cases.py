@@ -12,7 +12,8 @@ import regard
 from regard import mask, normalizer, score
 from tests.random_tensors import normal
 
-BATCH, HEADS, LENGTH, WIDTH = 2, 4, 9, 8
+BATCH, HEADS, LENGTH, HEAD_DIM = 2, 4, 9, 8
+EMBED_DIM = 8  # of a module with two heads
 EXACT = dict(rtol=2e-5, atol=5e-6)  # float32 against float64: sums of about ten terms, forward and backward
 
 IDS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
@@ -53,15 +54,15 @@ CASES: dict[str, Case] = {
     "bias": Case(lambda table: dict(score=score.bias(table)), ((HEADS, LENGTH, LENGTH),)),
     "a tensor as a score": Case(lambda table: dict(score=table), ((LENGTH, LENGTH),)),
     "t5 bias": Case(lambda table: dict(score=score.t5_bias(table, max_distance=8)), ((8, HEADS),)),
-    "relative keys": Case(lambda table: dict(score=score.shaw_keys(table)), ((5, WIDTH),)),
-    "relative values": Case(lambda table: dict(value=score.shaw_values(table)), ((5, WIDTH),)),
+    "relative keys": Case(lambda table: dict(score=score.shaw_keys(table)), ((5, HEAD_DIM),)),
+    "relative values": Case(lambda table: dict(value=score.shaw_values(table)), ((5, HEAD_DIM),)),
     "a learned scale": Case(lambda scale: dict(score=score.cosine(scale)), ((HEADS,),)),
     "gaussian": Case(lambda sigma: dict(score=score.gaussian(sigma)), ((),)),
-    "additive": Case(lambda w, u: dict(score=score.additive(w, w, u)), ((WIDTH, 5), (5,))),
+    "additive": Case(lambda w, u: dict(score=score.additive(w, w, u)), ((HEAD_DIM, 5), (5,))),
     "sink": Case(lambda logit: dict(normalizer=normalizer.sink(logit), mask=mask.causal()), ((HEADS,),)),
     "sigmoid": Case(lambda bias: dict(normalizer=normalizer.sigmoid(bias)), ((),)),
     "relu": Case(lambda: dict(normalizer=normalizer.relu())),
-    "a function of the values": Case(lambda w: dict(value=lambda v: v @ w), ((WIDTH, 3),)),
+    "a function of the values": Case(lambda w: dict(value=lambda v: v @ w), ((HEAD_DIM, 3),)),
     "dropout": Case(lambda: dict(dropout=0.3, seed=11, mask=mask.causal())),
     "a query offset": Case(lambda: dict(query_offset=torch.tensor([0, 2]), mask=mask.causal())),
 }
@@ -81,7 +82,7 @@ def parametrize_cases(*quick: str, except_for: str = "") -> pytest.MarkDecorator
 
 def inputs(*lead: int, n: int = LENGTH, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     lead = lead or (BATCH, HEADS)
-    return [normal(*lead, n, WIDTH, seed=seed, dtype=dtype) for seed in (1, 2, 3)]
+    return [normal(*lead, n, HEAD_DIM, seed=seed, dtype=dtype) for seed in (1, 2, 3)]
 
 
 def output_and_gradients(call: Callable[..., Tensor], *x: Tensor) -> list[Tensor]:

@@ -15,10 +15,11 @@ from regard import mask, normalizer, score
 from tests.random_tensors import normal
 from tests.torch_ops.cases import (
     CASES,
+    EMBED_DIM,
+    HEAD_DIM,
     HEADS,
     LENGTH,
     QUICK,
-    WIDTH,
     close,
     inputs,
     output_and_gradients,
@@ -79,7 +80,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+        self.project = nn.Linear(EMBED_DIM, 3 * EMBED_DIM)
         self.table = nn.Parameter(normal(LENGTH, LENGTH, seed=4, dtype=torch.float32))
         self.logit = nn.Parameter(normal(2, seed=5, dtype=torch.float32))
         self.register_buffer("ids", torch.arange(LENGTH) // 4)
@@ -87,7 +88,7 @@ class Block(nn.Module):
         self.mask = mask.causal() & mask.sliding_window(4)
 
     def forward(self, x: Tensor, backend: str | None = None) -> Tensor:
-        q, k, v = self.project(x).unflatten(-1, (3, 2, WIDTH // 2)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self.project(x).unflatten(-1, (3, 2, EMBED_DIM // 2)).permute(2, 0, 3, 1, 4).unbind(0)
         visible = self.mask | mask.document(self.ids)
         sink = normalizer.sink(self.logit)
         return regard.attention(q, k, v, mask=visible, score=self.score, normalizer=sink, backend=backend)
@@ -97,7 +98,7 @@ def test_compiled_module_with_stored_options_has_the_same_gradients():
     torch.manual_seed(3)
     block = Block()
     compiled = compile_full_graph(block)
-    x = normal(2, LENGTH, WIDTH, seed=1, dtype=torch.float32)
+    x = normal(2, LENGTH, EMBED_DIM, seed=1, dtype=torch.float32)
 
     actual, expected = [], []
     for call, results in ((compiled, actual), (lambda x: block(x, "reference"), expected)):
@@ -148,7 +149,7 @@ def test_compiled_call_has_the_dtypes_and_bits_of_an_eager_call(dtype):
 
 def test_autocast_in_a_graph_rounds_nothing_further():
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return regard.attention(q @ torch.eye(WIDTH), k, v, mask=mask.causal())
+        return regard.attention(q @ torch.eye(HEAD_DIM), k, v, mask=mask.causal())
 
     x = inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -13,7 +13,7 @@ from torch.export import Dim, export, load, save
 import regard
 from regard import mask, normalizer, score
 from tests.random_tensors import normal
-from tests.torch_ops.cases import LENGTH, WIDTH, close
+from tests.torch_ops.cases import EMBED_DIM, LENGTH, close
 
 RUN = """
 import sys, torch, regard
@@ -27,13 +27,13 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+        self.project = nn.Linear(EMBED_DIM, 3 * EMBED_DIM)
         self.slopes = nn.Parameter(torch.tensor([0.5, 0.1]))
         self.logit = nn.Parameter(torch.tensor([0.3, -0.2]))
         self.mask = mask.causal() & mask.sliding_window(4)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x).unflatten(-1, (3, 2, WIDTH // 2)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self.project(x).unflatten(-1, (3, 2, EMBED_DIM // 2)).permute(2, 0, 3, 1, 4).unbind(0)
         return self.attend(q, k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, backend: str | None = None) -> Tensor:
@@ -43,12 +43,12 @@ class Block(nn.Module):
 
 
 def expected(block: Block, x: Tensor) -> Tensor:
-    q, k, v = block.project(x).unflatten(-1, (3, 2, WIDTH // 2)).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k, v = block.project(x).unflatten(-1, (3, 2, EMBED_DIM // 2)).permute(2, 0, 3, 1, 4).unbind(0)
     return block.attend(q, k, v, "reference")
 
 
 def make_input(n: int = LENGTH) -> Tensor:
-    return normal(2, n, WIDTH, seed=1, dtype=torch.float32)
+    return normal(2, n, EMBED_DIM, seed=1, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("strict", [False, True])
