@@ -19,8 +19,8 @@ def nextafter(x: float, steps: int = 1) -> float:
     return float(number)
 
 
-def attend(backend: str, scores: list[float], row_normalizer: object) -> regard.AttentionResult:
-    """Attend with one query of 1 and keys of dimension 1, so that the scores are the keys."""
+def attention_of_scores(backend: str, scores: list[float], row_normalizer: object) -> regard.AttentionResult:
+    """Return attention of one query of 1 and keys of dimension 1, so that the scores are the keys."""
     k = torch.tensor(scores).view(1, 1, -1, 1)
     v = torch.arange(1.0, len(scores) + 1).view(1, 1, -1, 1)
     return regard.attention_with_weights(
@@ -35,7 +35,7 @@ def attend(backend: str, scores: list[float], row_normalizer: object) -> regard.
 def test_hardmax_distinguishes_adjacent_scores(backend: str, winner: int, size: float, steps: int) -> None:
     scores = [size] * 41
     scores[winner] = nextafter(size, steps)
-    result = attend(backend, scores, normalizer.hardmax())
+    result = attention_of_scores(backend, scores, normalizer.hardmax())
 
     expected = torch.zeros(41)
     expected[winner] = 1.0
@@ -48,7 +48,7 @@ def test_hardmax_distinguishes_adjacent_scores(backend: str, winner: int, size: 
 @every_backend
 def test_hardmax_splits_the_weight_between_equal_scores_only(backend: str) -> None:
     scores = [3.0, nextafter(3.0), 1.0, nextafter(3.0)]
-    result = attend(backend, scores, normalizer.hardmax())
+    result = attention_of_scores(backend, scores, normalizer.hardmax())
 
     assert result.weights[0, 0, 0].tolist() == [0.0, 0.5, 0.0, 0.5]
     assert float(result.output) == 3.0
@@ -57,7 +57,7 @@ def test_hardmax_splits_the_weight_between_equal_scores_only(backend: str) -> No
 @every_backend
 def test_topk_excludes_scores_just_below_the_kth(backend: str) -> None:
     scores = [3.0, nextafter(3.0), nextafter(3.0, 2), 1.0]
-    result = attend(backend, scores, normalizer.topk(2))
+    result = attention_of_scores(backend, scores, normalizer.topk(2))
 
     assert (result.weights[0, 0, 0] > 0).tolist() == [False, True, True, False]
 

@@ -34,9 +34,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x).unflatten(-1, (3, 2, EMBED_DIM // 2)).permute(2, 0, 3, 1, 4).unbind(0)
-        return self.attend(q, k, v)
+        return self.attention(q, k, v)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, backend: str | None = None) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, backend: str | None = None) -> Tensor:
         visible = self.mask | mask.prefix(2)
         sink = normalizer.sink(self.logit)
         return regard.attention(q, k, v, mask=visible, score=score.alibi(self.slopes), normalizer=sink, backend=backend)
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 def expected(block: Block, x: Tensor) -> Tensor:
     q, k, v = block.project(x).unflatten(-1, (3, 2, EMBED_DIM // 2)).permute(2, 0, 3, 1, 4).unbind(0)
-    return block.attend(q, k, v, "reference")
+    return block.attention(q, k, v, "reference")
 
 
 def make_input(n: int = LENGTH) -> Tensor:
