@@ -12,7 +12,7 @@ import pytest
 
 from regard.backends.native import abi
 from regard.backends.native.backend import builds
-from regard.backends.native.packing import _row
+from regard.backends.native.packing import _struct_row
 from regard.errors import BackendError
 
 needs_core = pytest.mark.skipif(not builds(), reason="the compiled core is not built")
@@ -83,10 +83,10 @@ def test_import_of_a_core_with_another_layout_raises_error(tmp_path: Path) -> No
 
 
 def test_rows_have_the_fields_in_memory_order() -> None:
-    assert _row(abi.PositionArray, head_stride=3, data=1, batch_stride=2) == (1, 2, 3)
+    assert _struct_row(abi.PositionArray, head_stride=3, data=1, batch_stride=2) == (1, 2, 3)
     assert bytes(abi.PositionArray(1, 2, 3)) == b"".join(n.to_bytes(8, sys.byteorder) for n in (1, 2, 3))
     with pytest.raises(KeyError, match="head_stride"):
-        _row(abi.PositionArray, data=1, batch_stride=2)
+        _struct_row(abi.PositionArray, data=1, batch_stride=2)
 
 
 def test_every_field_of_the_packed_parameters_has_eight_bytes() -> None:
