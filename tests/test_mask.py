@@ -163,6 +163,10 @@ def test_document_with_separate_ids_of_queries_and_keys(batched_q: bool, batched
         assert torch.equal(visible[b, 0], q.view(-1, 1) == k)
 
 
+def test_the_length_of_a_prefix_may_be_a_numpy_integer() -> None:
+    assert mask.prefix(np.int64(2)).render_text(4) == mask.prefix(2).render_text(4)
+
+
 def test_every_query_attends_to_the_prefix() -> None:
     assert dense(mask.prefix(2), 3, 4).int().tolist() == [[1, 1, 0, 0]] * 3
     assert not dense(mask.prefix(0), 3, 4).any()
@@ -422,27 +426,27 @@ INVALID = {
     ),
     "lengths for another batch": (
         lambda: mask.padding([1, 2, 3]).to_dense(4, batch_size=2),
-        r"padding lengths must have one entry for each of batch = 2; got 3 \(shape \(3,\)\)",
+        r"padding lengths must have one entry for each of 2 batch elements; got 3 \(shape \(3,\)\)",
     ),
     "prefixes for another batch": (
         lambda: mask.prefix([1, 2, 3]).to_dense(4, batch_size=2),
-        r"prefix lengths must have one entry for each of batch = 2; got 3 \(shape \(3,\)\)",
+        r"prefix lengths must have one entry for each of 2 batch elements; got 3 \(shape \(3,\)\)",
     ),
     "documents for other keys": (
         lambda: mask.document([0, 0, 1]).to_dense(2, 4),
-        r"document ids must have one entry for each of n_k = 4; got 3 \(shape \(3,\)\)",
+        r"document ids must have one entry for each of 4 keys; got 3 \(shape \(3,\)\)",
     ),
     "documents for another batch": (
         lambda: mask.document([[0, 0], [1, 1]]).to_dense(2, batch_size=3),
-        r"document ids must have one entry for each of batch = 3; got 2 \(shape \(2, 2\)\)",
+        r"document ids must have one entry for each of 3 batch elements; got 2 \(shape \(2, 2\)\)",
     ),
     "documents for other queries": (
         lambda: mask.document([0, 0, 1], [0, 1]).to_dense(2, 2),
-        r"document ids of the queries must have one entry for each of n_q = 2; got 3",
+        r"document ids of the queries must have one entry for each of 2 queries; got 3",
     ),
     "documents for other keys apart": (
         lambda: mask.document([0, 0], [0, 1, 1]).to_dense(2, 2),
-        r"document ids of the keys must have one entry for each of n_k = 2; got 3",
+        r"document ids of the keys must have one entry for each of 2 keys; got 3",
     ),
     "queries before the first key": (
         lambda: mask.document([0, 1]).to_dense(5, 2),

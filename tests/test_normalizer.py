@@ -125,10 +125,10 @@ def test_formula_of_each_normalizer() -> None:
         )
     ] == [
         "softmax",
-        "softmax with a sink",
+        "sink softmax",
         "sigmoid",
-        "relu / n",
-        "relu · scale",
+        "1/n · relu",
+        "scale · relu",
     ]
 
 

@@ -551,7 +551,7 @@ def test_query_offset_must_be_one_number_or_one_per_sequence():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(mask=mask.padding([3, 4, 5])), "batch = 2; got 3"),
+        (dict(mask=mask.padding([3, 4, 5])), "2 batch elements; got 3"),
         (dict(mask=torch.ones(3, 1, 1, 4, dtype=torch.bool)), r"\(2, 4, 4, 4\); got shape \(3, 1, 1, 4\)"),
         (dict(score=score.bias(torch.zeros(5, 5))), r"\(2, 4, 4, 4\); got shape \(5, 5\)"),
         (dict(score=score.alibi(torch.ones(3))), "4 heads"),

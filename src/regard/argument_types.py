@@ -40,7 +40,7 @@ CONVERTED = _Converted()
 def check_types(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function so that an argument of the wrong type raises an `ArgumentError` that names the argument.
 
-    Checked are tensors, ints, finite floats, booleans, strings, functions, classes, and sequences and unions of these.
+    Tensors, ints, finite floats, booleans, strings, functions, classes, and sequences and unions of these are checked.
     Parameters without an annotation, or annotated as `Any`, `object` or `Annotated[..., CONVERTED]`, are not checked.
 
     >>> @check_types
@@ -160,9 +160,14 @@ def _union_check(checks: list[Check | None]) -> Check | None:
 
 
 def _sequence_check(check: Check | None) -> Check:
-    """Accept lists, tuples and one-dimensional tensors; a string does not count as a sequence of strings."""
+    """Accept lists, tuples, and 1-D tensors and arrays; a string does not count as a sequence of strings."""
     accepts: Predicate = (lambda _: True) if check is None else check[0]
-    plural = {"an integer": "integers", "a number": "numbers", "a string": "strings", "a tensor": "tensors"}
+    plural = {
+        "an integer": "integers",
+        "a finite number": "finite numbers",
+        "a string": "strings",
+        "a tensor of real numbers": "tensors of real numbers",
+    }
     text = "a sequence" if check is None else f"a sequence of {plural.get(check[1], f'values that are {check[1]}')}"
 
     def fits(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`attention`, `attention_with_weights` and `explain`: one call on one screen.
+"""`attention`, `attention_with_weights` and `explain`: the three ways to call regard.
 
 A call is parsed, planned and executed:
 
@@ -68,7 +68,8 @@ def attention(
     By default the weights are a = softmax(q·k/√d), as in `torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
-        q: Queries of shape (..., num_heads, n_q, head_dim). With 3 dimensions there is one head, with 2 one sequence.
+        q: Queries of shape (..., num_heads, n_q, head_dim). A 3-D q is (batch, n_q, head_dim) with one head; a 2-D q is
+            (n_q, head_dim).
         k: Keys of shape (..., num_kv_heads, n_k, head_dim). num_kv_heads must divide num_heads.
         v: Values of shape (..., num_kv_heads, n_k, value_dim).
         score: How queries and keys are compared: a score of `regard.score`, or a function (s, b, h, i, j) that modifies

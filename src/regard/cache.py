@@ -1,4 +1,4 @@
-"""The one cache of regard: thread-safe, least recently used first out, bounded in entries and bytes.
+"""The LRU cache that all of regard uses: thread-safe, and bounded in entries and bytes.
 
 An entry may also depend on the contents of tensors. Such an entry keeps a copy of them and is found again only for
 equal bits, so a tensor that was changed in place never matches an old entry.
@@ -20,8 +20,8 @@ P = ParamSpec("P")
 
 MAX_CACHED_BYTES = 2**24  # of one cache; a larger value is computed each time
 MAX_ENTRIES = 64
-BYTES_PER_OBJECT = 64  # of a Python object, about
-BYTES_PER_SMALL_RESULT = 1024  # of an entry of `memoize`, about
+BYTES_PER_OBJECT = 64  # approximate size of a Python object
+BYTES_PER_SMALL_RESULT = 1024  # approximate size of an entry of `memoize`
 
 _MISSING: Any = object()
 _caches: "weakref.WeakSet[BoundedCache[Any]]" = weakref.WeakSet()
@@ -83,7 +83,7 @@ class BoundedCache(Generic[Value]):
         if tensors:
             value = self._lookup(key, tensors)
             return None if value is _MISSING else value
-        with self._lock:  # written out: the fast path of small calls spends its time here
+        with self._lock:  # inlined from `_lookup`: the fast path of small calls spends its time here
             entry = self._entries.get(key)
             if entry is None:
                 return None

@@ -154,6 +154,11 @@ def tensor(
     return value
 
 
+def is_integer_tensor(x: Tensor) -> bool:
+    """Return whether a tensor holds integers; booleans do not count."""
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
 def same_float_dtype(tensors: Mapping[str, Tensor | None], *, min_dims: int = 0) -> None:
     """Check that the tensors (by name; None is skipped) are floats of one dtype on one device.
 
@@ -235,7 +240,7 @@ def _matches_dtype(value: Tensor, dtype_kind: str) -> bool:
         return value.is_floating_point()
     if dtype_kind == "booleans":
         return value.dtype == torch.bool
-    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    return is_integer_tensor(value)
 
 
 def _format_shape(shape: tuple[int | str, ...]) -> str:

@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 MAX_DIRECTIONS_NUMEL = 2**25  # of random directions: 256 MB
-MAX_QR_FLOPS = 2**36  # of making the directions orthogonal: some seconds
+MAX_QR_FLOPS = 2**36  # of orthogonalizing the directions: a few seconds
 
 RowFunction = Callable[[Tensor], Tensor]
 
@@ -48,7 +48,7 @@ class FeatureMap(ABC):
     """
 
     formula: ClassVar[str]
-    code: ClassVar[str] = ""  # a torch expression of x, shown by `regard.steps`; without it, the numbers are
+    code: ClassVar[str] = ""  # a torch expression of x that `regard.steps` shows; if empty, it shows numbers
     depends_on_distance: ClassVar[bool] = False
     cancels_query_factor: ClassVar[bool] = False  # whether `map_queries` leaves out a factor of each row
     constructor_call: ClassVar[Any] = None  # how to construct it again; see `expr/serialize.py`

@@ -4,7 +4,7 @@ Query i is at position p = query_offset + i among the keys; `query_offset` defau
 is at the position of the last key. Built-in masks are conditions on p and j. A user function gets (b, h, i, j), as a
 `mask_mod` of FlexAttention does.
 
-Masks are formulas. A mask takes no memory of n_q x n_k entries, and backends skip tiles without a visible pair.
+Masks are formulas: only `tensor` stores n_q x n_k entries. Backends skip tiles without a visible pair.
 
 >>> from regard import mask
 >>> m = mask.causal() & mask.sliding_window(3)
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from regard.argument_types import CONVERTED, MAX_INT_MAGNITUDE, check_types
 from regard.cache import memoize, retained_bytes
-from regard.checks import choice, describe, integer
+from regard.checks import choice, describe, integer, is_integer_tensor
 from regard.checks import tensor as checked_tensor
 from regard.errors import ArgumentError, BudgetError, TraceError
 from regard.expr.closed_expr import (
@@ -146,8 +146,8 @@ class Mask(ClosedExpr):
         >>> causal().density(100)
         0.505
         """
-        lengths, query_offset = _parse_score_shape(n_q, n_k, batch_size, num_heads, query_offset)
-        return density(self.expr, self.resolve_tensors(lengths, query_offset), lengths, query_offset)
+        score_shape, query_offset = _parse_score_shape(n_q, n_k, batch_size, num_heads, query_offset)
+        return density(self.expr, self.resolve_tensors(score_shape, query_offset), score_shape, query_offset)
 
     @check_types
     def tile_coverage(
@@ -167,10 +167,14 @@ class Mask(ClosedExpr):
         >>> causal().tile_coverage(1024).tile_counts
         {'empty': 28, 'partial': 8, 'full': 28}
         """
-        lengths, query_offset = _parse_score_shape(n_q, n_k, batch_size, num_heads, query_offset)
+        score_shape, query_offset = _parse_score_shape(n_q, n_k, batch_size, num_heads, query_offset)
         _check_min(1, tile_size=tile_size)
         return tile_coverage(
-            self.expr, self.resolve_tensors(lengths, query_offset), lengths, query_offset, (tile_size, tile_size)
+            self.expr,
+            self.resolve_tensors(score_shape, query_offset),
+            score_shape,
+            query_offset,
+            (tile_size, tile_size),
         )
 
     @check_types
@@ -191,20 +195,20 @@ class Mask(ClosedExpr):
         tensor([[1, 1, 1, 0],
                 [1, 1, 1, 1]], dtype=torch.int32)
         """
-        lengths, query_offset = _parse_score_shape(n_q, n_k, batch_size, num_heads, query_offset)
-        if math.prod(lengths) > MAX_DENSE_NUMEL:
+        score_shape, query_offset = _parse_score_shape(n_q, n_k, batch_size, num_heads, query_offset)
+        if math.prod(score_shape) > MAX_DENSE_NUMEL:
             raise BudgetError(
-                f"a dense mask must have at most {MAX_DENSE_NUMEL:,} entries; got shape {lengths}. "
+                f"a dense mask must have at most {MAX_DENSE_NUMEL:,} entries; got shape {score_shape}. "
                 "Use density or tile_coverage."
             )
         positions = IndexGrid(
-            *(range(n) for n in lengths),
+            *(range(n) for n in score_shape),
             query_offset=query_offset,
-            n_q=lengths[2],
-            n_k=lengths[3],
+            n_q=score_shape[2],
+            n_k=score_shape[3],
             device=torch.device("cpu"),
         )
-        visible = Evaluator(self.resolve_tensors(lengths, query_offset), positions).mask_value(self.expr)
+        visible = Evaluator(self.resolve_tensors(score_shape, query_offset), positions).mask_value(self.expr)
         return visible.expand(positions.shape).contiguous()
 
     @check_types
@@ -541,9 +545,9 @@ def prefix(length: int | IntSequence) -> Mask:
     ███·
     ████
     """
-    if isinstance(length, int):
-        _check_min(0, length=length)
-        return trace_builtin_mask(lambda j: j < length, "j")
+    if isinstance(length, (int, np.integer)):
+        num_keys = integer(length, "length", at_least=0)
+        return trace_builtin_mask(lambda j: j < num_keys, "j")
     lengths = _as_int_tensor(length, "prefix lengths")
     checks = (require_one_per("prefix lengths", lengths, 0, "batch"),)
     return trace_builtin_mask(lambda b, j: j < lengths[b], "b", "j", tensor_names=("prefix",), shape_checks=checks)
@@ -699,7 +703,7 @@ def _check_min(min_value: int, **numbers: int) -> None:
 
 def _as_int_tensor(values: IntSequence, name: str) -> Tensor:
     integers = as_tensor(values, name)
-    if integers.numel() and (integers.is_floating_point() or integers.is_complex() or integers.dtype == torch.bool):
+    if integers.numel() and not is_integer_tensor(integers):
         raise ArgumentError(f"{name} must be integers; got {integers.dtype}.")
     return integers.long()
 

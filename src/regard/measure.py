@@ -60,7 +60,7 @@ class WeightTile:
     """A tile of the attention matrix: weights and scores (batch, heads, queries, keys) with their positions.
 
     Kernels may compute only the statistics that the measures require, without the weights. The memory of a tile is
-    reused by the next one, so a measure must copy whatever it stores.
+    reused by the next one, so a measure must copy the values that it stores.
     """
 
     positions: IndexGrid
@@ -119,8 +119,8 @@ class WeightTile:
 
     def first_index(self, axis: str) -> int:
         """Return the first index of the tile along an axis: "b", "h", "i" or "j"."""
-        output: int = self._axis_slice(axis).start
-        return output
+        start: int = self._axis_slice(axis).start
+        return start
 
     def _axis_slice(self, axis: str) -> slice:
         index = self.positions.indices[axis]

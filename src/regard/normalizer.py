@@ -63,7 +63,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-MAX_ITERATIONS = 10_000  # of Sinkhorn: many more than change the weights
+MAX_ITERATIONS = 10_000  # of Sinkhorn; the weights converge much earlier
 WeightFactor = Callable[[Tensor | None, int | Tensor], Tensor | float]
 
 
@@ -162,7 +162,7 @@ def sink(logit: float | Tensor = 0.0) -> Normalizer:
     check_scalar_or_per_head(logit, "logit")
     logits = torch.as_tensor(logit, dtype=None if isinstance(logit, Tensor) else torch.float64)
     checks = () if logits.numel() == 1 else (require_one_per("sink logits", logits, 0, "heads"),)
-    return Normalizer(Softmax(), "softmax with a sink", factor=_SinkFactor(logits), checks=checks, stages=SINK_STAGES)
+    return Normalizer(Softmax(), "sink softmax", factor=_SinkFactor(logits), checks=checks, stages=SINK_STAGES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +260,7 @@ def relu(scale: float | Tensor | None = None) -> Normalizer:
     check_scalar_or_per_head(scale, "scale")
     per_head = scale if isinstance(scale, Tensor) and scale.numel() != 1 else None
     checks = () if per_head is None else (require_one_per("relu scales", per_head, 0, "heads"),)
-    name, stages = ("relu / n", RELU_STAGES) if scale is None else ("relu · scale", SCALED_RELU_STAGES)
+    name, stages = ("1/n · relu", RELU_STAGES) if scale is None else ("scale · relu", SCALED_RELU_STAGES)
     return Normalizer(Relu(), name, factor=_ScaleFactor(scale), checks=checks, stages=stages)
 
 
@@ -347,16 +347,14 @@ def entmax(alpha: float | Tensor = 1.5) -> Normalizer:
         return sparsemax()
     factor = alpha - 1.0
     score_mod = trace_builtin_modifier(lambda s: s * factor, "s", stage=ENTMAX_SCORES)
-    return Normalizer(Entmax(constant(1.0 / factor)), f"entmax of {alpha:g}", score_mod)
+    return Normalizer(Entmax(constant(1.0 / factor)), f"{alpha:g}-entmax", score_mod)
 
 
 ENTMAX_SCORES = StageSpec("times alpha minus 1", "times α - 1, the input of entmax")
 
 
 def _learned_entmax(alpha: Tensor) -> Normalizer:
-    if alpha.dim() > 1 or not alpha.is_floating_point():
-        got = f"{alpha.dtype} of shape {tuple(alpha.shape)}"
-        raise ArgumentError(f"alpha must be a float, or a float tensor with one number or one per head; got {got}.")
+    check_scalar_or_per_head(alpha, "alpha")
     # the gradients of the two uses of alpha nearly cancel: add them before rounding
     alpha = upcast(alpha)
     values = alpha.detach()
@@ -404,7 +402,7 @@ def topk(k: int) -> Normalizer:
     """
     if k < 1:
         raise ArgumentError(f"k must be at least 1; got {k}.")
-    return Normalizer(TopK(k), f"softmax of the top {k}")
+    return Normalizer(TopK(k), f"top-{k} softmax")
 
 
 @example("hardmax")
@@ -420,7 +418,7 @@ def topk(k: int) -> Normalizer:
 )
 @serializable
 def hardmax() -> Normalizer:
-    """Return hardmax: weight 1 for the largest score, the limit of softmax(c s) for c to infinity.
+    """Return hardmax: weight 1 for the largest score, the limit of softmax(c s) as c goes to infinity.
 
     Keys with exactly equal largest scores share the weight. The gradient is a straight-through estimate: the gradient
     of v uses these weights, and the gradient of the scores is that of softmax.
@@ -543,8 +541,8 @@ def sinkhorn(iterations: int = 5) -> Normalizer:
     """Return Sinkhorn normalization: the columns and rows of exp(s) are normalized in turn, `iterations` times.
 
     Rows are normalized last, so that each sums to 1; one iteration is softmax. For many iterations every column sums
-    to n_q / n_k: the weights of a square matrix are doubly stochastic. `iterations` defaults to 5. A mask that allows
-    only the identity matrix, such as `causal()` with n_q = n_k, raises an error.
+    to n_q / n_k: the weights of a square matrix are doubly stochastic. `iterations` defaults to 5. A mask under
+    which the identity is the only doubly stochastic matrix, such as `causal()` with n_q = n_k, raises an error.
 
     >>> import regard
     >>> x = torch.randn(6, 4)
@@ -554,7 +552,7 @@ def sinkhorn(iterations: int = 5) -> Normalizer:
     if not 1 <= iterations <= MAX_ITERATIONS:
         raise ArgumentError(f"iterations must be from 1 to {MAX_ITERATIONS:,}; got {iterations}.")
     stages = partial(_sinkhorn_stages, iterations) if iterations > 1 else ()
-    return Normalizer(Softmax(), f"sinkhorn of {iterations}", iterations=iterations, stages=stages)
+    return Normalizer(Softmax(), f"{iterations}-step sinkhorn", iterations=iterations, stages=stages)
 
 
 def _sinkhorn_stages(iterations: int) -> StageSpecs:
@@ -580,7 +578,7 @@ def _sinkhorn_stages(iterations: int) -> StageSpecs:
 
 
 class _SinkhornLogs:
-    """The logarithms of the weights after each step, kept because a weight may be too small for its exponential."""
+    """The logarithms of the weights after each step, stored because small weights underflow."""
 
     def __init__(self) -> None:
         self._logs: list[Tensor] = []

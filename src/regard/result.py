@@ -18,7 +18,7 @@ class AttentionResult(Generic[Array]):
         output: The output of `attention`, of shape (..., num_heads, n_q, value_dim).
         weights: The attention matrix. Its entries are computed when they are indexed or measured.
         seed: The seed of the dropout.
-        statistic: The row statistic (..., num_heads, n_q) that the weights follow from, such as the log-sum-exp of
+        statistic: The row statistic (..., num_heads, n_q) that determines the weights, such as the log-sum-exp of
             softmax; None for a normalizer without one.
 
     >>> import regard, torch
@@ -35,7 +35,7 @@ class AttentionResult(Generic[Array]):
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the call, with the backend that ran and the tiles that the mask left."""
+        """The plan of the call, with the backend that ran and the nonempty tiles of the mask."""
         return self.weights.plan
 
     @property

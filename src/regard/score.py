@@ -10,7 +10,8 @@ A modifier alone, such as `alibi()`, is applied to `scaled_dot()`.
 >>> regard.attention(q, q, q, score=score.cosine(10.0).then(score.alibi())).shape
 torch.Size([2, 8, 16, 64])
 
-All scores except `additive` and `custom` are a matrix product of transformed q and k, so every backend supports them.
+All scores except `additive` and `custom` are a matrix product of transformed q and k. `gaussian` and `mahalanobis` are
+computed in float64, which the native and flex backends do not support.
 """
 
 import math
@@ -259,7 +260,7 @@ def _scale_stages(scale: FloatOrTensor, scores: str) -> StageSpecs:
     if not isinstance(scale, Tensor):
         return (StageSpec("scaled", "times $scale", "s_ij = $scale s_ij", r"$scale \, S", code=code),)
     return (
-        StageSpec("scale", "a number that every score is multiplied with", "c", "c", SCALAR_AXES, value="scale"),
+        StageSpec("scale", "a number that every score is multiplied by", "c", "c", SCALAR_AXES, value="scale"),
         StageSpec("scaled", "times the scale", "s_ij = c s_ij", r"c \, S", code=code),
     )
 
@@ -377,8 +378,8 @@ class Gaussian(Score):
 
     def check_head_dims(self, q_dim: int, k_dim: int) -> None:
         if q_dim != k_dim or (self.m is not None and tuple(self.m.shape[-2:]) != (q_dim, q_dim)):
-            matrix = "" if self.m is None else f", m={tuple(self.m.shape)}"
-            raise ArgumentError(f"a distance needs q, k and m of the same dimension; got q={q_dim}, k={k_dim}{matrix}.")
+            names, matrix = ("q and k", "") if self.m is None else ("q, k and m", f", m={tuple(self.m.shape)}")
+            raise ArgumentError(f"{names} must have the same head dimension; got q={q_dim}, k={k_dim}{matrix}.")
 
     def prepare(self, q: Tensor, k: Tensor) -> ProductInputs:
         q, k = q.double(), k.double()
@@ -556,8 +557,8 @@ class Custom(Score):
         if alone.shape != expected.shape or not torch.allclose(alone, expected, 1e-2, 1e-2, equal_nan=True):
             raise ArgumentError(
                 "a custom score must return the same scores for a head when it is called with that head alone, because "
-                f"a tile may have only some of the heads; for q {tuple(q.shape)} the last head alone gave shape "
-                f"{tuple(alone.shape)} or other numbers. Append per-head parameters to q, or apply them with "
+                f"a tile may have only some of the heads; for q {tuple(q.shape)}, got different scores for the last "
+                f"head alone, of shape {tuple(alone.shape)}. Append per-head parameters to q, or apply them with "
                 "`.then(lambda s, b, h, i, j: ...)`."
             )
 
@@ -750,7 +751,7 @@ def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
 def query_center(q: Tensor, num_kv_heads: int) -> Tensor:
     """Return the median query of each key head, (batch, kv heads, 1, head_dim).
 
-    Keys have no part in it: a hidden key must not change the result. The median is robust to a nonfinite query.
+    Keys are not used, so that a hidden key cannot change the result. The median is robust to a nonfinite query.
     """
     with torch.no_grad():
         grouped = q.reshape(q.shape[0], num_kv_heads, -1, q.shape[-1])

@@ -16,24 +16,24 @@ SCALAR_AXES: tuple[str, ...] = ()
 
 
 class StageSpec(NamedTuple):
-    """One stage: of a score, from `Q` and `K` to the scores, or of a normalizer, from `scores` to "weights".
+    """One stage of a score (from `Q` and `K` to the scores) or of a normalizer (from `scores` to the stage "weights").
 
-    `formula` is plain text, and `latex` the same without dollar signs. The texts may contain fields of the score or
-    the normalizer, such as `$k`. `axes` name the dimensions of the values of one head.
+    `formula` is plain text; `latex` is the same formula in LaTeX, without dollar signs. Both may contain fields of the
+    score or the normalizer, such as `$k`. `axes` names the dimensions of one head's values.
 
-    `code` is a torch expression of one head, evaluated in float64 and shown. It may use `Q` and `K`, or `scores`, which
-    are -inf where masked; earlier stages by name, `row_maximum` for "row maximum"; fields that are numbers; `head_dim`
-    or `n_k`; and `inf` and `nan`. Lines before the last one are shown only.
+    `code` is a torch expression for one head. It is shown in the program and evaluated in float64. It may use `Q` and
+    `K`, or `scores` (-inf where masked); earlier stages by name, such as `row_maximum` for "row maximum"; fields that
+    are numbers; `head_dim` or `n_k`; `inf` and `nan`. Lines before the last one are shown but not evaluated.
 
-    Without `code`, the program contains the numbers, and `value` is an expression of the fields: a tensor field is a
-    stage of its own, such as `StageSpec("W", ..., axes=MATRIX_AXES, value="w")`. It may have a leading dimension for
-    the heads.
+    Without `code`, the program contains the stage's numbers, and `value` is an expression of the fields. A tensor field
+    is a stage of its own, such as `StageSpec("W", ..., axes=MATRIX_AXES, value="w")`; it may have a leading dimension
+    for the heads.
 
-    With `code`, `value` is evaluated in its place: an expression, which is shown where its numbers differ from those of
-    `code`, or a function from the variables of all heads to the values. For `finite_only`, the program contains the
-    numbers if one is not finite.
+    With `code`, `value` is evaluated instead of `code`. It is an expression, which is shown if its numbers differ from
+    those of `code`, or a function that maps the variables of all heads to the values. With `finite_only`, the program
+    contains the stage's numbers if one of them is not finite.
 
-    All expressions are constants of the source, never user input.
+    All expressions are constants in the source code, never user input.
     """
 
     name: str
@@ -46,7 +46,7 @@ class StageSpec(NamedTuple):
     finite_only: bool = False
 
     def with_variables(self, names: Mapping[str, str]) -> "StageSpec":
-        """Return the spec with other variables, such as {"scores": "top_k_scores"}."""
+        """Return the spec with its variables renamed, such as {"scores": "top_k_scores"}."""
         value = rename(self.value, names) if isinstance(self.value, str) else self.value
         return self._replace(code=rename(self.code, names), value=value)
 
@@ -64,7 +64,7 @@ def variable_name(name: str) -> str:
 
 
 def rename(code: str, names: Mapping[str, str]) -> str:
-    """Return code with other names of variables; attributes keep theirs.
+    """Return code with its variables renamed; attributes keep their names.
 
     >>> rename("torch.exp(exp)", {"exp": "x"})
     'torch.exp(x)'

@@ -17,7 +17,7 @@ from regard.backends.execute import execute
 from regard.backends.registry import BACKENDS
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
-from regard.checks import describe
+from regard.checks import describe, is_integer_tensor
 from regard.errors import ArgumentError
 from regard.expr.closed_expr import CapturedTensor, ClosedExpr, TensorFromQueries, TensorFromShape, trace_builtin
 from regard.expr.coverage import ScoreShape
@@ -113,8 +113,7 @@ class _VarlenLayout:
             )
         self.lengths_q, self.lengths_k = lengths_q.long(), lengths_k.long()
         offsets = self.lengths_k - self.lengths_q if query_offset is None else as_tensor(query_offset, "query_offset")
-        is_integer = not (offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool)
-        if offsets.dim() > 1 or offsets.numel() not in (1, len(lengths_q)) or not is_integer:
+        if offsets.dim() > 1 or offsets.numel() not in (1, len(lengths_q)) or not is_integer_tensor(offsets):
             raise ArgumentError(
                 f"query_offset must be one integer, or one for each of {len(lengths_q)} sequences; "
                 f"got {describe(offsets)}."
@@ -206,10 +205,8 @@ def _check_rows(x: Any, lengths: Tensor, name: str) -> None:
 def _parse_lengths(values: Any, name: str) -> Tensor:
     lengths = as_tensor(values, name)
     lengths = lengths.long() if lengths.numel() == 0 else lengths
-    if lengths.dim() != 1 or lengths.is_floating_point() or bool((lengths < 0).any()):
+    if lengths.dim() != 1 or not is_integer_tensor(lengths) or bool((lengths < 0).any()):
         raise ArgumentError(f"{name} must be a list of nonnegative integers; got {lengths.tolist()}.")
-    if lengths.dtype == torch.bool or lengths.is_complex():
-        raise ArgumentError(f"{name} must be a list of integers; got {lengths.dtype}.")
     return lengths
 
 

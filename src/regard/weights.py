@@ -74,7 +74,7 @@ class AttentionWeights:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the call, with the tiles that the mask left."""
+        """The plan of the call, with the nonempty tiles of the mask."""
         return self._plan.with_coverage(self._cover)
 
     @cached_property
@@ -206,9 +206,10 @@ class AttentionWeights:
 def _parse_index(index: Any, shape: tuple[int, ...]) -> list[int | Tensor]:
     """Return an index for every dimension: an integer, or a tensor of positions."""
     entries = list(index) if isinstance(index, tuple) else [index]
-    if sum(e is Ellipsis for e in entries) > 1:
-        raise ArgumentError("an index must have at most one `...`.")
-    if not any(e is Ellipsis for e in entries):
+    num_ellipses = sum(e is Ellipsis for e in entries)
+    if num_ellipses > 1:
+        raise ArgumentError(f"an index must have at most one `...`; got {num_ellipses}.")
+    if num_ellipses == 0:
         entries.append(Ellipsis)
     ellipsis = next(n for n, e in enumerate(entries) if e is Ellipsis)
     missing = len(shape) - len(entries) + 1

@@ -400,6 +400,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: parse_call(AttentionCall(*zeros((5, 8), (5, 8), (5, 8)), query_offset=1.5)),
         r"query_offset must be an integer, or one for each of 1 batch elements; got torch\.float32 of shape \(\)\.",
     ),
+    "boolean query offset": (
+        lambda: parse_call(AttentionCall(*zeros((5, 8), (5, 8), (5, 8)), query_offset=[True])),
+        r"query_offset must be an integer, or one for each of 1 batch elements; got torch\.bool of shape \(1,\)\.",
+    ),
     "query offsets for another batch size": (
         lambda: parse_call(AttentionCall(*zeros((2, 5, 8), (2, 5, 8), (2, 5, 8)), query_offset=[1, 2, 3])),
         r"query_offset must be .* for each of 2 batch elements; got torch\.int64 of shape \(3,\)\.",

@@ -53,7 +53,7 @@ def _cache() -> PagedCache:
         (lambda: PagedBatchCache(_cache(), [0]).crop("x"), "length must be an integer; got 'x'"),
         (
             lambda: PagedBatchCache(_cache(), [0]).reorder(torch.tensor([1])),
-            "order must hold numbers from 0 to 0; got 1 to 1",
+            "order must be from 0 to 0; got 1 to 1",
         ),
         (
             lambda: predict_rank_cost("x", 8, 4, num_heads=2, world_size=2),

@@ -63,7 +63,7 @@ ERROR_MESSAGES = {
     "method": "rank 0: method ring, rank 1: method all_gather",
     "lengths": "23 rows of q over 2 ranks in the contiguous layout must have the lengths [11, 12]; got [12, 11]",
     "invalid on all ranks": "ArgumentError: dropout must be a number at least 0 and less than 1; got 1.5.",
-    "entmax": 'got entmax of 1.5, whose tau needs the whole row. Use method="ulysses" or method="all_gather"',
+    "entmax": 'got 1.5-entmax, whose tau needs the whole row. Use method="ulysses" or method="all_gather"',
     "sinkhorn": 'Use method="ulysses", where each rank has all tokens of some heads',
     "heads of ulysses": "needs a number of ranks that divides num_heads; got 2 ranks and num_heads=3",
     "unknown method": "method must be one of 'ring', 'ulysses', 'all_gather'; got 'star'",

@@ -127,11 +127,11 @@ def test_options_that_need_python_have_no_response(site: Site) -> None:
 @pytest.mark.parametrize(
     "params, message",
     [
-        ({"q": [[1.0]], "k": [[1.0, 2.0]], "v": [[1.0]]}, "q and k must have the same head dimension, got q=1, k=2."),
-        ({"q": [[1.0]], "k": [[1.0]], "v": [[1.0], [2.0]]}, "k and v must have the same length, got k=1, v=2."),
+        ({"q": [[1.0]], "k": [[1.0, 2.0]], "v": [[1.0]]}, "q and k must have the same head dimension; got q=1, k=2."),
+        ({"q": [[1.0]], "k": [[1.0]], "v": [[1.0], [2.0]]}, "k and v must have the same length; got k=1, v=2."),
         (
             {"x": X, "w_q": W_Q, "w_k": W_K[:2], "w_v": W_V},
-            "w_k must have as many rows as x has columns, got 2 rows, 3 columns.",
+            "w_k must have as many rows as x has columns; got 2 rows, 3 columns.",
         ),
     ],
 )

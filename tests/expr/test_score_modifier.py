@@ -84,6 +84,23 @@ def test_softcap_bounds_the_scores(c: float | Tensor) -> None:
     assert actual.abs().max() <= float(c)
 
 
+def test_softcap_may_have_one_cap_per_head() -> None:
+    s, caps = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.tensor([0.5, 2.0], dtype=torch.float64)
+    expected = caps[:, None, None] * torch.tanh(s / caps[:, None, None])
+    torch.testing.assert_close(apply_modifier(score.softcap(caps), s), expected, **CLOSE)
+    x = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ArgumentError, match=r"cap .* 2 heads; got 3"):
+        regard.attention(x, x, x, score=score.softcap(torch.ones(3)))
+
+
+def test_a_bias_may_be_a_numpy_array() -> None:
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    values = torch.randn(4, 4)
+    torch.testing.assert_close(
+        regard.attention(q, k, v, score=values.numpy()), regard.attention(q, k, v, score=values), **CLOSE
+    )
+
+
 def test_very_high_softcap_is_the_identity() -> None:
     s = torch.randn(1, 1, 4, 4, dtype=torch.float64)
     torch.testing.assert_close(apply_modifier(score.softcap(1e6), s), s, rtol=1e-10, atol=1e-10)

@@ -134,7 +134,7 @@ def test_invalid_arguments_raise() -> None:
         regard.compare(q, k, v, {}, {}, rounds=0)
     with pytest.raises(ArgumentError, match=r"b must be a mapping of options.*got int"):
         regard.compare(q, k, v, {}, 3)
-    with pytest.raises(ArgumentError, match="a tensor or an AttentionResult, got float"):
+    with pytest.raises(ArgumentError, match="a tensor or an AttentionResult; got float"):
         regard.compare(q, k, v, lambda q, k, v: 1.0, {})
-    with pytest.raises(ArgumentError, match=r"same shape, got \(2, 3, 40, 8\) of a and \(2, 3, 40, 4\) of half"):
+    with pytest.raises(ArgumentError, match=r"same shape; got \(2, 3, 40, 8\) of a and \(2, 3, 40, 4\) of half"):
         regard.compare(q, k, v, {}, ("half", lambda q, k, v: v[..., :4]))

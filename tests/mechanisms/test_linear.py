@@ -127,7 +127,7 @@ def test_invalid_arguments_raise() -> None:
         linear_attention(q, k, v, causal=True)
     with pytest.raises(ArgumentError, match="one of chunk, recurrent, quadratic; got 'fast'"):
         linear_attention(q, k, v, method="fast")
-    with pytest.raises(ArgumentError, match="chunk_size must be at least 1, got 0"):
+    with pytest.raises(ArgumentError, match="chunk_size must be at least 1; got 0"):
         linear_attention(q, k, v, chunk_size=0)
     with pytest.raises(ArgumentError, match="num_kv_heads must divide num_heads; got num_kv_heads=2 and num_heads=3"):
         linear_attention(torch.ones(1, 3, 4, 2), torch.ones(1, 2, 4, 2), torch.ones(1, 2, 4, 2))

@@ -168,7 +168,7 @@ def test_invalid_arguments_raise() -> None:
         ArgumentError, match="the same shape, and v the same shape except for the last dimension; got q="
     ):
         retention(q, k[..., :2, :], v, 0.5)
-    with pytest.raises(ArgumentError, match=r"initial_state must have shape \(3, 2, 4, 5\), got \(1, 1\)"):
+    with pytest.raises(ArgumentError, match=r"initial_state must have shape \(3, 2, 4, 5\); got \(1, 1\)"):
         retention(q, k, v, 0.5, initial_state=torch.ones(1, 1))
-    with pytest.raises(ArgumentError, match="chunk_size must be at least 1, got 0"):
+    with pytest.raises(ArgumentError, match="chunk_size must be at least 1; got 0"):
         delta_rule(q, k, v, torch.ones(3, 2, 4), chunk_size=0)

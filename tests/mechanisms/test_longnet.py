@@ -169,11 +169,11 @@ def test_empty_inputs_return_empty_outputs() -> None:
 
 def test_invalid_arguments_raise() -> None:
     q, k, v = random_inputs(6)
-    with pytest.raises(ArgumentError, match="the same length of at least 1, got 2 and 1"):
+    with pytest.raises(ArgumentError, match="the same length of at least 1; got 2 and 1"):
         longnet_attention(q, k, v, segment_lengths=[2, 4], dilations=[1])
-    with pytest.raises(ArgumentError, match="the same length of at least 1, got 0 and 0"):
+    with pytest.raises(ArgumentError, match="the same length of at least 1; got 0 and 0"):
         longnet_attention(q, k, v, segment_lengths=[], dilations=[])
-    with pytest.raises(ArgumentError, match="must be at least 1, got the minima 4 and 0"):
+    with pytest.raises(ArgumentError, match="must be at least 1; got the minima 4 and 0"):
         longnet_attention(q, k, v, segment_lengths=[4, 8], dilations=[1, 0])
     with pytest.raises(
         ArgumentError, match=r"the same batch and the same length; got q=\(2, 4, 6, 6\), k=\(2, 4, 5, 6\)"

@@ -381,9 +381,9 @@ def test_invalid_arguments_raise() -> None:
         ArgumentError, match="iterations must be from 1 to 1,000, or None for the exact inverse; got -1"
     ):
         pseudo_inverse(torch.eye(2), -1)
-    with pytest.raises(ArgumentError, match="equal lengths with conv_kernel or attention_mask, got 6 and 5"):
+    with pytest.raises(ArgumentError, match="equal lengths with conv_kernel or attention_mask; got 6 and 5"):
         nystrom_attention(q, k, v, conv_kernel=torch.ones(4, 3))
-    with pytest.raises(ArgumentError, match="equal lengths with conv_kernel or attention_mask, got 6 and 5"):
+    with pytest.raises(ArgumentError, match="equal lengths with conv_kernel or attention_mask; got 6 and 5"):
         nystrom_attention(q, k, v, attention_mask=torch.ones(2, 5, dtype=torch.bool))
     with pytest.raises(ArgumentError, match=r"with num_heads=4 and odd size; got \(4, 2\)"):
         nystrom_attention(q, q, q, conv_kernel=torch.ones(4, 2))

@@ -427,13 +427,13 @@ def test_invalid_arguments_raise() -> None:
         lsh_attention(qk, v, num_buckets=(4, 0))
     with pytest.raises(ArgumentError, match="num_hashes must be at least 1; got 0"):
         lsh_attention(qk, v, num_hashes=0)
-    with pytest.raises(ArgumentError, match=r"num_buckets must be None with bucket_ids, got 4"):
+    with pytest.raises(ArgumentError, match=r"num_buckets must be None with bucket_ids; got 4"):
         lsh_attention(qk, v, num_buckets=4, bucket_ids=torch.zeros(1, 6, dtype=torch.long))
     with pytest.raises(ArgumentError, match=r"bucket_ids must be integers; got torch.float32"):
         lsh_attention(qk, v, bucket_ids=torch.zeros(1, 6))
-    with pytest.raises(ArgumentError, match=r"broadcast to \(2, 3, 6\) after the first dimension, got \(1, 2, 6\)"):
+    with pytest.raises(ArgumentError, match=r"broadcast to \(2, 3, 6\) after the first dimension; got \(1, 2, 6\)"):
         lsh_attention(qk, v, bucket_ids=torch.zeros(1, 2, 6, dtype=torch.long))
-    with pytest.raises(ArgumentError, match=r"broadcast to \(2, 3, 6\) after the first dimension, got \(6,\)"):
+    with pytest.raises(ArgumentError, match=r"broadcast to \(2, 3, 6\) after the first dimension; got \(6,\)"):
         lsh_attention(qk, v, bucket_ids=torch.zeros(6, dtype=torch.long))
-    with pytest.raises(ArgumentError, match=r"broadcast to \(2, 3, 6\) after the first dimension, got \(0, 6\)"):
+    with pytest.raises(ArgumentError, match=r"broadcast to \(2, 3, 6\) after the first dimension; got \(0, 6\)"):
         lsh_attention(qk, v, bucket_ids=torch.zeros(0, 6, dtype=torch.long))

@@ -94,7 +94,7 @@ def test_every_normalizer_and_mask_is_in_the_catalog() -> None:
 
 def test_find_accepts_a_unique_part_of_the_name() -> None:
     assert CATALOG.find("sparsemax").name == CATALOG.find("SPARSEM").name == "sparsemax"
-    with pytest.raises(ArgumentError, match=r"exactly one mechanism, got 'max'\. Choose one of: .*sparsemax"):
+    with pytest.raises(ArgumentError, match=r"exactly one mechanism; got 'max'\. Choose one of: .*sparsemax"):
         CATALOG.find("max")
     with pytest.raises(ArgumentError, match="got 'no such'"):
         CATALOG.find("no such")

@@ -62,7 +62,7 @@ def _translator() -> Translator:
             "position_encoding must be a PositionEncoding or None; got 'x'",
         ),
         (lambda: _language_model()(TOKENS[0]), r"tokens must be \(batch, n\); got shape \(3,\)"),
-        (lambda: _language_model()(TOKENS + 10), "tokens must be from 0 to 10, vocab_size - 1; got 11 to 13"),
+        (lambda: _language_model()(TOKENS + 10), "tokens must be from 0 to vocab_size - 1 = 10; got 11 to 13"),
         (lambda: _language_model().logits(torch.ones(2, 7)), r"hidden_states must have shape \(..., 8\); got \(2, 7\)"),
         (
             lambda: TextEncoder(11, max_len=8, num_layers=1, block_config=CONFIG, type_vocab_size=0),

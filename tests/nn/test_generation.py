@@ -172,7 +172,7 @@ def test_invalid_sampler_options_raise(options: dict[str, float], message: str) 
 
 def test_invalid_prompts_and_beam_options_raise() -> None:
     model = _model()
-    with pytest.raises(ArgumentError, match=r"at least one token each; got shape \(1, 0\)"):
+    with pytest.raises(ArgumentError, match=r"at least 1 token each; got shape \(1, 0\)"):
         generate(model, torch.zeros(1, 0, dtype=torch.long), max_new_tokens=3)
     with pytest.raises(ArgumentError, match=r"a number from 1 to 2 for each of 1 prompts; got \[3\]"):
         generate(model, torch.ones(1, 2, dtype=torch.long), max_new_tokens=3, prompt_lengths=torch.tensor([3]))

@@ -195,8 +195,8 @@ def test_parameters_too_large_for_memory_raise(make: Callable[[], Any], message:
         (lambda: Transformer(CONFIG, 1)(X, None), r"x must be a tensor of shape \(batch, n, 8\); got None"),
         (lambda: FeedForward(8)(X[..., :3]), r"x must have shape \(..., 8\); got \(2, 6, 3\)"),
         (lambda: RMSNorm(8)(X[..., :3]), r"x must have shape \(..., 8\); got \(2, 6, 3\)"),
-        (lambda: TokenEmbedding(5, 8)(torch.tensor([1, 5])), "tokens must be from 0 to 4, vocab_size - 1; got 1 to 5"),
-        (lambda: TokenEmbedding(5, 8)(torch.tensor([-1])), "tokens must be from 0 to 4, vocab_size - 1; got -1 to -1"),
+        (lambda: TokenEmbedding(5, 8)(torch.tensor([1, 5])), "tokens must be from 0 to vocab_size - 1 = 4; got 1 to 5"),
+        (lambda: TokenEmbedding(5, 8)(torch.tensor([-1])), "tokens must be from 0 to vocab_size - 1 = 4; got -1 to -1"),
         (lambda: TokenEmbedding(5, 8)(torch.tensor([1.0])), "tokens must hold integers; got torch.float32"),
         (lambda: TokenEmbedding(5, 8).logits(X[..., :3]), r"x must have shape \(..., 8\); got \(2, 6, 3\)"),
         (
@@ -205,7 +205,7 @@ def test_parameters_too_large_for_memory_raise(make: Callable[[], Any], message:
         ),
         (
             lambda: LearnedPositionalEmbedding(9, 8).apply_to_embeddings(X, torch.arange(6) - 1),
-            "position_ids must be from 0 to 8, max_len - 1; got -1 to 4",
+            "position_ids must be from 0 to 8; got -1 to 4",
         ),
         (
             lambda: RotaryEmbedding(4).apply_to_qk(X, X, torch.arange(6)),
@@ -247,7 +247,7 @@ def _filled_cache() -> LayerCache:
             "cache, torch.float32; got torch.float64",
         ),
         (lambda: _filled_cache().crop("x"), "length must be an integer; got 'x'"),
-        (lambda: _filled_cache().reorder(torch.tensor([0, 2])), "order must hold numbers from 0 to 1; got 0 to 2"),
+        (lambda: _filled_cache().reorder(torch.tensor([0, 2])), "order must be from 0 to 1; got 0 to 2"),
         (lambda: _filled_cache().reorder([0]), r"order must be a tensor of shape \(batch,\); got list of 1"),
         (lambda: KeyValueCache()["x"], "layer must be an integer from 0 to 100000; got 'x'"),
         (lambda: KeyValueCache().cross_attention_cache(-1), "layer must be an integer from 0 to 100000; got -1"),

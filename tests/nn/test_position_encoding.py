@@ -157,7 +157,7 @@ def test_alibi_slopes_are_the_published_ones() -> None:
 
 
 def test_positions_beyond_a_learned_embedding_raise() -> None:
-    with pytest.raises(ArgumentError, match="position_ids must be from 0 to 7, max_len - 1; got 0 to 8"):
+    with pytest.raises(ArgumentError, match="position_ids must be from 0 to 7; got 0 to 8"):
         LearnedPositionalEmbedding(8, 4).apply_to_embeddings(torch.zeros(1, 9, 4), torch.arange(9))
 
 

@@ -264,7 +264,7 @@ def test_threshold_of_a_fully_masked_row_is_infinite() -> None:
 def test_plan_names_the_normalizer() -> None:
     shape = (2, 64, 8)
 
-    assert "entmax of 1.5(" in str(regard.explain(shape, shape, shape, normalizer=normalizer.entmax(1.5)))
+    assert "1.5-entmax(" in str(regard.explain(shape, shape, shape, normalizer=normalizer.entmax(1.5)))
     assert "sparsemax(" in str(regard.explain(shape, shape, shape, normalizer=normalizer.sparsemax()))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard import mask
+from regard import mask, normalizer
 from regard.backends.registry import BACKENDS
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
@@ -175,3 +175,10 @@ def test_explain_computes_nothing() -> None:
     shape = (1, 64, 1_000_000, 128)  # the matrix of scores would have 64 trillion entries
     plan = regard.explain(shape, shape, shape, mask=mask.causal() & mask.sliding_window(512))
     assert plan.cost.pairs == 64 * 10**12 and plan.cost.visited_pairs < plan.cost.pairs / 500
+
+
+def test_a_plan_has_the_formula_of_its_own_call() -> None:
+    x = torch.randn(1, 2, 4, 8)
+    formulas = {"softmax": None, "sink softmax": normalizer.sink(), "5-step sinkhorn": normalizer.sinkhorn(5)}
+    for name, chosen in formulas.items():  # the plans of these calls are equal otherwise, and cached
+        assert str(regard.explain(x, x, x, normalizer=chosen)).startswith(f"formula  o = {name}(q·k / √d) v")

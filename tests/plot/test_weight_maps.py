@@ -128,7 +128,7 @@ def test_only_as_many_tokens_as_fit_are_drawn():
     [
         (
             dict(weights=torch.rand(5)),
-            r"an array \(\.\.\., n_q, n_k\) or a result of measure.pooled_map, got shape \(5,\)",
+            r"an array \(\.\.\., n_q, n_k\) or a result of measure.pooled_map; got shape \(5,\)",
         ),
         (dict(weights=torch.rand(0, 5)), r"got shape \(0, 5\)"),
         (dict(weights=torch.rand(3000, 2)), r"at most 2048 cells per side; got \(3000, 2\)\. Use result"),

@@ -384,7 +384,7 @@ def test_calls_beyond_the_budget_are_dropped_and_listed(x: Tensor) -> None:
     ):
         _ = recording[2]
     with (
-        pytest.raises(BudgetError, match=r"a head of blocks\.0 needs 3,840 bytes, got budget=1KB\. Use budget=3840"),
+        pytest.raises(BudgetError, match=r"a head of blocks\.0 needs 3,840 bytes; got budget=1KB\. Use budget=3840"),
         record(model, budget="1KB"),
     ):
         model(x)

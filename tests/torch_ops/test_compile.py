@@ -319,7 +319,7 @@ def test_wrong_shape_raises_error_when_the_graph_runs():
     def call(*x: Tensor) -> Tensor:
         return regard.attention(*x, mask=mask.padding([1, 2, 3]))
 
-    with pytest.raises(regard.errors.ArgumentError, match="each of batch = 2; got 3"):
+    with pytest.raises(regard.errors.ArgumentError, match="each of 2 batch elements; got 3"):
         compile_full_graph(call)(*inputs())
 
 

@@ -107,7 +107,7 @@ def _expr_key(expr: ClosedExpr | None) -> Hashable:
 
 
 def _needs_full_path(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether torch does more with a call than to run it."""
+    """Whether torch differentiates, transforms or traces the call, or whether autocast is on."""
     is_grad_enabled = torch.is_grad_enabled()
     for x in tensors:
         if x.is_neg() or (is_grad_enabled and x.requires_grad):

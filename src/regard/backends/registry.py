@@ -19,9 +19,9 @@ BACKENDS_BY_NAME = {backend.name: backend for backend in BACKENDS}
 
 
 def available_backends() -> tuple[str, ...]:
-    """The names of the backends, in the order in which they are tried.
+    """Return the names of the backends, in the order in which they are tried.
 
-    Backends that store every score, `reference` and on the CPU `flex`, run only if they are requested by name.
+    `reference`, and `flex` on the CPU, store every score and run only if they are requested by name.
 
     >>> "tiled" in available_backends()
     True

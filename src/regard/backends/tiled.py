@@ -37,7 +37,7 @@ _S = variable("s")
 
 
 class TiledBackend:
-    """Every call, in linear memory, on any device of torch."""
+    """Runs every call in linear memory, on any torch device."""
 
     name = "tiled"
     variant = ""
@@ -57,12 +57,12 @@ class TiledBackend:
         if spec.n_q * spec.queries_per_kv_head < 128:  # few queries, as in decoding: use longer rows of keys
             rows = max(1, spec.n_q)
             return Tiling(rows, max(512, 2**17 // (rows * spec.queries_per_kv_head)), 2**18)
-        # smaller tiles under a mask: half of the tiles at its border is wasted
+        # smaller tiles under a mask: half of each tile at its border is wasted
         return Tiling(512 if spec.mask is TRUE else 256, 256, 2**19, 1024)
 
     def forward(self, spec: CallSpec, inputs: BackendInputs, tiling: Tiling) -> tuple[Tensor, Tensor | None]:
         if isinstance(spec.normalizer, ThresholdNormalizer):
-            return thresholds.forward(self, spec, inputs, tiling, thresholds.find_thresholds)
+            return thresholds.forward(self, spec, inputs, tiling)
         tiles = TileIterator(spec, inputs, tiling)
         output = inputs.q.new_empty((spec.batch_size, spec.num_heads, spec.n_q, spec.value_dim), dtype=spec.dtype)
         statistic = output.new_empty((spec.batch_size, spec.num_heads, spec.n_q), dtype=spec.score_dtype)

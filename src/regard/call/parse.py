@@ -13,7 +13,7 @@ from regard.argument_types import check_signature
 from regard.cache import BoundedCache
 from regard.call.attention_call import AttentionCall
 from regard.call.spec import CallSpec, FormulaText, ParsedCall
-from regard.checks import integer, probability
+from regard.checks import integer, is_integer_tensor, probability
 from regard.errors import ArgumentError
 from regard.expr.closed_expr import ClosedExpr, QueryOffset, merge_captures
 from regard.expr.coverage import ScoreShape
@@ -42,7 +42,8 @@ def parse_call(call: AttentionCall, full_lengths: tuple[int, int] | None = None)
     q, k, v = (_parse_tensor(x, name) for x, name in ((call.q, "q"), (call.k, "k"), (call.v, "v")))
     q, k, v = _check_dtype(q, k, v)
     q4, k4, v4, leading = _to_4d(q, k, v)
-    score, mask = _align_leading_dims(call.score, q, leading), _align_leading_dims(call.mask, q, leading)
+    score = _align_leading_dims(call.score, "bias", q, leading)
+    mask = _align_leading_dims(call.mask, "mask", q, leading)
     dropout = call.dropout
     if type(dropout) is not float or dropout != 0.0:
         dropout = probability(dropout, "dropout", below_one=True)
@@ -264,17 +265,17 @@ def _format_shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
 
 
-def _align_leading_dims(values: Any, q: Tensor, leading_shape: tuple[int, ...]) -> Any:
+def _align_leading_dims(values: Any, name: str, q: Tensor, leading_shape: tuple[int, ...]) -> Any:
     """A mask or bias with the dimensions of q as (batch, heads, n_q, n_k); anything else unchanged."""
     if not isinstance(values, (Tensor, np.ndarray)) or values.ndim != q.dim():
         return values
-    tensor = as_tensor(values, "mask")
+    tensor = as_tensor(values, name)
     try:
         return flatten_batch_dims(tensor, leading_shape)
     except RuntimeError:
         raise ArgumentError(
-            f"a mask with {q.dim()} dimensions must broadcast to {leading_shape} before its last two; got shape "
-            f"{tuple(tensor.shape)}."
+            f"a {name} tensor with {q.dim()} dimensions must broadcast to {leading_shape} in all but the last two; got "
+            f"shape {tuple(tensor.shape)}."
         ) from None
 
 
@@ -285,7 +286,7 @@ def _parse_query_offset(query_offset: Any, score_shape: ScoreShape, device: torc
     if isinstance(query_offset, (int, np.integer)):
         return integer(query_offset, "query_offset", at_least=-MAX_POSITION, at_most=MAX_POSITION)
     offsets = as_tensor(query_offset, "query_offset")
-    if offsets.is_floating_point() or offsets.dim() > 1 or offsets.numel() not in (1, batch):
+    if not is_integer_tensor(offsets) or offsets.dim() > 1 or offsets.numel() not in (1, batch):
         raise ArgumentError(
             f"query_offset must be an integer, or one for each of {batch} batch elements; got {offsets.dtype} of shape "
             f"{tuple(offsets.shape)}."

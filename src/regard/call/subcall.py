@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from regard.call.spec import BackendInputs, CallSpec, DropoutOrigin, ParsedCall
 from regard.expr.closed_expr import TensorFromQueries
-from regard.expr.ir import Expr, apply, constant, lookup, slot_of, variable, walk
+from regard.expr.ir import Expr, apply, constant, lookup, slot_of, substitute, variable, walk
 
 
 @dataclass(frozen=True)
@@ -76,24 +76,14 @@ class _IndexSubstitution:
         }
 
     def apply(self, expr: Expr) -> Expr:
-        done: dict[Expr, Expr] = {}
-        for node in walk(expr):
-            if node in self._replacements:
-                done[node] = self._replacements[node]
-            elif not node.args:
-                done[node] = node
-            elif node.op == "lookup":
-                done[node] = lookup(
-                    slot_of(node), tuple(self._lookup_index(node, a, done) for a in node.args), node.kind
-                )
-            else:
-                done[node] = apply(node.op, *(done[a] for a in node.args))
-        return done[expr]
+        lookups = (node for node in walk(expr) if node.op == "lookup" and slot_of(node) in self._query_slots)
+        return substitute(expr, {**self._replacements, **{node: self._local_lookup(node) for node in lookups}})
 
-    def _lookup_index(self, node: Expr, index: Expr, substituted: dict[Expr, Expr]) -> Expr:
-        """A tensor computed from the part's queries is indexed by the part's own positions."""
-        is_local = index in (variable("h"), variable("i")) and slot_of(node) in self._query_slots
-        return index if is_local else substituted[index]
+    def _local_lookup(self, node: Expr) -> Expr:
+        """A tensor computed from the part's queries is indexed by the part's own heads and queries."""
+        local = (variable("h"), variable("i"))
+        indices = (a if a in local else substitute(a, self._replacements) for a in node.args)
+        return lookup(slot_of(node), tuple(indices), node.kind)
 
 
 def _strided_index(position: Expr, index_range: StridedRange) -> Expr:

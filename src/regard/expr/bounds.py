@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.expr.affine import is_pairwise
 from regard.expr.evaluate import Evaluator, IndexGrid
 from regard.expr.interval import MAX_TRACKED_INT, Interval, int_interval, op_interval, point_interval
 from regard.expr.ir import Expr, postorder, slot_of
@@ -40,6 +41,14 @@ class IndexBoxes:
 
     def __len__(self) -> int:
         return len(self.i_first)
+
+    @classmethod
+    def all_pairs(cls, score_shape: tuple[int, int, int, int]) -> "IndexBoxes":
+        """Return one box for each batch element and head, with all of its pairs."""
+        batch, heads, n_q, n_k = score_shape
+        b, h = (x.ravel() for x in np.meshgrid(np.arange(batch), np.arange(heads), indexing="ij"))
+        zero = np.zeros_like(b)
+        return cls(b, h, zero, zero + n_q - 1, zero, zero + n_k - 1)
 
 
 class MinMaxPyramid:
@@ -159,11 +168,7 @@ class BoundsEvaluator:
         return boxes.i_first + offset, boxes.i_last + offset
 
     def _is_query_or_key_only(self, node: Expr) -> bool:
-        if (
-            not node.args
-            or "s" in node.free_variables
-            or ("j" in node.free_variables and node.free_variables & {"i", "p"})
-        ):
+        if not node.args or is_pairwise(node):
             return False
         if node.op in ("add", "sub") and all(a.op in ("constant", "variable") for a in node.args):
             return False  # intervals are exact here and cheaper
@@ -172,11 +177,8 @@ class BoundsEvaluator:
     def _index_ranges(self, node: Expr) -> tuple[range, range, range, range]:
         """Return the index ranges at which a hoisted node is evaluated; other dimensions have length 1."""
         batch, heads, n_q, n_k = self.score_shape
-        depends_on_batch = "b" in node.free_variables or (
-            "p" in node.free_variables and not isinstance(self.query_offset, int)
-        )
         return (
-            range(batch if depends_on_batch else 1),
+            range(batch if depends_on_batch(node.free_variables, self.query_offset) else 1),
             range(heads if "h" in node.free_variables else 1),
             range(n_q if node.free_variables & {"i", "p"} else 1),
             range(n_k if "j" in node.free_variables else 1),
@@ -231,6 +233,11 @@ class BoundsEvaluator:
         return np.where(outside, min_value, low).astype(low.dtype), np.where(outside, max_value, high).astype(
             high.dtype
         )
+
+
+def depends_on_batch(variables: frozenset[str], query_offset: int | Tensor) -> bool:
+    """Return whether an expression of these variables differs by batch element."""
+    return "b" in variables or ("p" in variables and not isinstance(query_offset, int))
 
 
 def as_bounds_array(tensor: Tensor) -> Array:

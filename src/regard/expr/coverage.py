@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.expr.bounds import Array, BoundsEvaluator, IndexBoxes
+from regard.expr.bounds import Array, BoundsEvaluator, IndexBoxes, depends_on_batch
 from regard.expr.evaluate import Evaluator, IndexGrid
 from regard.expr.ir import FALSE, TRUE, Expr
 
@@ -116,8 +116,8 @@ def _classify_cells(
 def _count_distinct_batches_and_heads(
     expr: Expr, score_shape: ScoreShape, query_offset: int | Tensor
 ) -> tuple[int, int]:
-    depends_on_batch = "b" in expr.free_variables or ("p" in expr.free_variables and not isinstance(query_offset, int))
-    return score_shape[0] if depends_on_batch else 1, score_shape[1] if "h" in expr.free_variables else 1
+    batch = score_shape[0] if depends_on_batch(expr.free_variables, query_offset) else 1
+    return batch, score_shape[1] if "h" in expr.free_variables else 1
 
 
 def _cells_to_boxes(cells: Array, level: int, tile_shape: tuple[int, int], score_shape: ScoreShape) -> IndexBoxes:

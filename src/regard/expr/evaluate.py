@@ -121,7 +121,7 @@ class Evaluator:
 
     def mask_value(self, expr: Expr) -> Tensor:
         """Return the value of a mask: booleans that broadcast to the shape of the grid."""
-        return torch.as_tensor(self._value(expr, False), device=self.grid.device)
+        return self.value(expr, False)
 
     def score_value(self, expr: Expr) -> Tensor:
         """Return the value of a score modifier, in the dtype of the score."""

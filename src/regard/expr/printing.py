@@ -31,7 +31,7 @@ _INFIX: dict[str, tuple[int, str, str]] = {
     "shift_left": (_SHIFT, " << ", r" \ll "),
     "shift_right": (_SHIFT, " >> ", r" \gg "),
 }
-_LATEX_NAMES = {"n_q": "n_q", "n_k": "n_k", "minimum": r"\min", "maximum": r"\max", "sigmoid": r"\sigma"}
+_LATEX_NAMES = {"minimum": r"\min", "maximum": r"\max", "sigmoid": r"\sigma"}
 _LATEX_FUNCTIONS = frozenset({"tanh", "log", "sin", "cos"})
 _TEXT_NAMES = {"minimum": "min", "maximum": "max", "to_int": "int", "to_float": "float"}
 _TEXT_NAMES |= {op: op.removeprefix("to_") for op in WRAP_RANGES}

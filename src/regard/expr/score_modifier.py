@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,13 +52,13 @@ def as_score_modifier(value: Any) -> ScoreModifier:
     value = materialize(value)
     if isinstance(value, ScoreModifier):
         return value
-    if isinstance(value, Tensor):
+    if isinstance(value, (Tensor, np.ndarray)):
         return bias(value)
     if callable(value) and not isinstance(value, ClosedExpr):
         traced: ScoreModifier = materialize(modifier(value))
         return traced
     raise ArgumentError(
-        f"a score modifier must be a function (s, b, h, i, j), a bias tensor or a modifier of regard.score; got "
+        "a score modifier must be a function (s, b, h, i, j), a bias tensor or array, or one of regard.score; got "
         f"{type(value).__name__}."
     )
 
@@ -155,6 +156,14 @@ def softcap(cap: float | Tensor) -> ScoreModifier:
     if not isinstance(cap, Tensor) and not cap > 0:
         raise ArgumentError(f"cap must be greater than 0; got {cap}.")
     stage = StageSpec("softcap", "tanh keeps every score below the cap")
+    if isinstance(cap, Tensor) and cap.numel() > 1:
+        return trace_builtin_modifier(
+            lambda s, h: cap[h] * torch.tanh(s / cap[h]),
+            *("s", "h"),
+            tensor_names=("cap",),
+            shape_checks=(require_one_per("cap", cap, 0, "heads"),),
+            stage=stage,
+        )
     return trace_builtin_modifier(lambda s: cap * torch.tanh(s / cap), "s", tensor_names=("cap",), stage=stage)
 
 
@@ -173,7 +182,7 @@ def bias(values: ArrayLike) -> ScoreModifier:
     if not values.is_floating_point():
         raise ArgumentError(f"a bias tensor must hold floats; got {values.dtype}. For a boolean mask use mask=.")
     entry, tensors, names, checks = broadcast_lookup(values, "bias")
-    stage = StageSpec("bias", "plus a number of each pair")
+    stage = StageSpec("bias", "plus a number for each pair")
     return ScoreModifier(apply("add", variable("s"), entry), tensors, names, checks, stage)
 
 
@@ -210,7 +219,7 @@ def t5_bias(table: Tensor, *, bidirectional: bool = True, max_distance: int = 12
         *("s", "h", "p", "j"),
         tensor_names=("table",),
         shape_checks=checks,
-        stage=StageSpec("t5_bias", "plus a learned number of the distance"),
+        stage=StageSpec("t5_bias", "plus a learned number for each distance"),
     )
 
 
@@ -248,7 +257,7 @@ def shaw_keys(table: Tensor, scale: float | None = None) -> ScoreModifier:
         *("s", "b", "h", "i", "p", "j"),
         tensor_names=("relative",),
         deferred_tensor=(products, TensorFromQueries(_QueryTableProduct(table, scale))),
-        stage=StageSpec("shaw_keys", "plus the dot product of the query with a learned vector of the distance"),
+        stage=StageSpec("shaw_keys", "plus the dot product of the query with a learned vector for each distance"),
     )
 
 

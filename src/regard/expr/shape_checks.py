@@ -9,6 +9,7 @@ from regard.errors import ArgumentError
 from regard.expr.coverage import ScoreShape
 
 SHAPE_NAMES = ("batch", "heads", "n_q", "n_k")
+SHAPE_NOUNS = ("batch elements", "heads", "queries", "keys")
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,12 @@ class RequireOnePer:
     dim_name: str
 
     def __call__(self, score_shape: ScoreShape, query_offset: int | Tensor) -> None:
-        expected = score_shape[SHAPE_NAMES.index(self.dim_name)]
+        dim = SHAPE_NAMES.index(self.dim_name)
+        expected = score_shape[dim]
         if self.shape[self.axis] != expected:
-            count = f"{expected} heads" if self.dim_name == "heads" else f"{self.dim_name} = {expected}"
             raise ArgumentError(
-                f"{self.description} must have one entry for each of {count}; got {self.shape[self.axis]} "
-                f"(shape {self.shape})."
+                f"{self.description} must have one entry for each of {expected} {SHAPE_NOUNS[dim]}; got "
+                f"{self.shape[self.axis]} (shape {self.shape})."
             )
 
 

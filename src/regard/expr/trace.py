@@ -465,7 +465,7 @@ TORCH_FUNCTIONS: dict[str, SymbolicFunction] = {
     "relu": lambda x, inplace=False: _symbolic_op("maximum", x, 0),
     "rsqrt": lambda x: _symbolic_op("div", 1.0, _symbolic_op("sqrt", x)),
     "reciprocal": lambda x: _symbolic_op("div", 1.0, x),
-    "softplus": lambda x: _softplus(x),
+    "softplus": _softplus,
     "logical_and": _symbolic("and"),
     "logical_or": _symbolic("or"),
     "logical_xor": _symbolic("xor"),

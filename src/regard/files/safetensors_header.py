@@ -42,7 +42,7 @@ SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor in the header: dtype name such as "F32", shape, and first and last byte in the data."""
+    """A tensor in the header: dtype name such as "F32", shape, and the bytes [begin, end) of the data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ def read_header(path: Path) -> TensorHeader:
     header = _parse_json(content, path)
     metadata = header.pop(METADATA_KEY, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _not_safetensors(path, f"its {METADATA_KEY} must be text by name")
+        raise _not_safetensors(path, f"its {METADATA_KEY} must map names to strings")
     data_bytes = size - LENGTH_BYTES - length
     entries = {name: _entry(value, name, data_bytes, path) for name, value in header.items()}
     _check_overlap(entries, path)
@@ -92,7 +92,7 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
     length = int.from_bytes(prefix, "little")
     if len(prefix) == LENGTH_BYTES and 2 <= length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
         return length
-    raise _pickled(path) if prefix.startswith(PICKLE_PREFIXES) else _not_safetensors(path, "it does not begin like one")
+    raise _pickled(path) if prefix.startswith(PICKLE_PREFIXES) else _not_safetensors(path, "its header size is invalid")
 
 
 def _pickled(path: Path) -> LoadError:
@@ -108,7 +108,7 @@ def _parse_json(content: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise _not_safetensors(path, "its header is not JSON") from None
     if not isinstance(header, dict):
-        raise _not_safetensors(path, "its header names no tensors")
+        raise _not_safetensors(path, "its header is not a JSON object")
     return header
 
 
@@ -117,7 +117,7 @@ def _entry(value: Any, name: str, data_bytes: int, path: Path) -> TensorEntry:
         raise LoadError(f"{name!r} in {path} must have a dtype, a shape and offsets; its header has {_shorten(value)}.")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not _is_count_list(shape) or len(shape) > MAX_DIMENSIONS:
-        raise LoadError(f"{name!r} in {path} must have a shape of integers from 0; its header has {_shorten(shape)}.")
+        raise LoadError(f"{name!r} in {path} must have a shape of integers >= 0; its header has {_shorten(shape)}.")
     if not _is_count_list(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise LoadError(f"{name!r} in {path} must have two offsets in order; its header has {_shorten(offsets)}.")
     begin, end = offsets

@@ -13,7 +13,7 @@ from regard.files.atomic import translate_os_errors
 from regard.files.safetensors_file import read_tensors, write_tensors
 from regard.files.safetensors_header import read_header
 
-METADATA_KEY = "regard"  # key of the JSON text in the metadata of the file
+REGARD_KEY = "regard"  # key of the JSON text in the metadata of the file
 
 
 @check_types
@@ -28,7 +28,7 @@ def save_tensors_and_metadata(
         raise ArgumentError(f"metadata must be plain JSON (strings, numbers, lists, dicts); got: {error}.") from None
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(path, tensors, {METADATA_KEY: text})
+    write_tensors(path, tensors, {REGARD_KEY: text})
 
 
 @check_types
@@ -54,9 +54,9 @@ def load_metadata(path: str | Path) -> dict[str, Any]:
 
 def _parse_metadata(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
-        parsed = json.loads(metadata.get(METADATA_KEY, "{}"))
+        parsed = json.loads(metadata.get(REGARD_KEY, "{}"))
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise LoadError(f"{path} must have a JSON object as its {METADATA_KEY!r} metadata; it does not. Save it again.")
+        raise LoadError(f"{path} must have a JSON object as its {REGARD_KEY!r} metadata; it does not. Save it again.")
     return parsed

@@ -116,7 +116,7 @@ def compare(
             raise ArgumentError(f"the output of a must not be empty; got shape {tuple(output_a.shape)}.")
         if output_a.shape != output_b.shape:
             raise ArgumentError(
-                f"a and b must return outputs of the same shape, got {tuple(output_a.shape)} of {name_a} and "
+                f"a and b must return outputs of the same shape; got {tuple(output_a.shape)} of {name_a} and "
                 f"{tuple(output_b.shape)} of {name_b}."
             )
         memory = [_extra_memory_bytes(run, q, k, v) for run in (run_a, run_b)]
@@ -160,7 +160,7 @@ def _parse_side(side: Any, label: str) -> tuple[str, AttentionFunction, Attentio
 def _output_tensor(result: Any) -> Tensor:
     output = result.output if isinstance(result, AttentionResult) else result
     if not isinstance(output, Tensor):
-        raise ArgumentError(f"a function must return a tensor or an AttentionResult, got {type(result).__name__}.")
+        raise ArgumentError(f"a function must return a tensor or an AttentionResult; got {type(result).__name__}.")
     return output
 
 

@@ -67,7 +67,7 @@ def linear_attention(
     if method not in METHODS:
         raise ArgumentError(f"method must be one of {', '.join(METHODS)}; got {method!r}.")
     if chunk_size < 1:
-        raise ArgumentError(f"chunk_size must be at least 1, got {chunk_size}.")
+        raise ArgumentError(f"chunk_size must be at least 1; got {chunk_size}.")
     phi = as_feature_map(feature_map)
     k, v = _repeat_kv(q, k, v)
     n_q, n_k = q.shape[-2], k.shape[-2]

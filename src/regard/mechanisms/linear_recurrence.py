@@ -168,9 +168,9 @@ def _check_and_init_state(
             f"gates must have the shape of k, {tuple(k.shape)}, or a last dimension of 1; got {tuple(gates.shape)}."
         )
     if chunk_size < 1:
-        raise ArgumentError(f"chunk_size must be at least 1, got {chunk_size}.")
+        raise ArgumentError(f"chunk_size must be at least 1; got {chunk_size}.")
     shape = (*q.shape[:-2], k.shape[-1], v.shape[-1])
     if initial_state is not None and initial_state.shape != shape:
-        raise ArgumentError(f"initial_state must have shape {shape}, got {tuple(initial_state.shape)}.")
+        raise ArgumentError(f"initial_state must have shape {shape}; got {tuple(initial_state.shape)}.")
     same_float_dtype({"q": q, "gates": gates, "initial_state": initial_state})
     return q.new_zeros(shape) if initial_state is None else initial_state

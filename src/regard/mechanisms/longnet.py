@@ -58,12 +58,12 @@ def _check(q: Tensor, k: Tensor, v: Tensor, segment_lengths: Sequence[int], dila
         )
     if not len(segment_lengths) == len(dilations) > 0:
         raise ArgumentError(
-            "segment_lengths and dilations must have the same length of at least 1, got "
+            "segment_lengths and dilations must have the same length of at least 1; got "
             f"{len(segment_lengths)} and {len(dilations)}."
         )
     if min(*segment_lengths, *dilations) < 1:
         raise ArgumentError(
-            "segment_lengths and dilations must be at least 1, got the minima "
+            "segment_lengths and dilations must be at least 1; got the minima "
             f"{min(segment_lengths)} and {min(dilations)}."
         )
 

@@ -114,7 +114,7 @@ def _check(
         raise ArgumentError(f"num_landmarks must be at least 1; got {num_landmarks}.")
     if (conv_kernel is not None or attention_mask is not None) and n_q != n_k:
         raise ArgumentError(
-            f"queries and keys must have equal lengths with conv_kernel or attention_mask, got {n_q} and {n_k}."
+            f"queries and keys must have equal lengths with conv_kernel or attention_mask; got {n_q} and {n_k}."
         )
     heads = num_heads(q)
     if conv_kernel is not None and (

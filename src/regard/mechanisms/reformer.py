@@ -112,7 +112,7 @@ def lsh_bucket_ids(qk: Tensor, *, num_buckets: int | Sequence[int], num_hashes: 
     size = (x.shape[-3], x.shape[-1], num_hashes, sum(columns))
     if math.prod(size) > MAX_HASH_ELEMENTS or num_hashes * x.shape[:-1].numel() > MAX_HASH_ELEMENTS:
         raise ArgumentError(
-            f"num_hashes times num_buckets must need at most {MAX_HASH_ELEMENTS:,} random numbers, got "
+            f"num_hashes times num_buckets must need at most {MAX_HASH_ELEMENTS:,} random numbers; got "
             f"{num_hashes} hashes and {num_buckets} buckets."
         )
     rotations = torch.randn(size, generator=generator, dtype=torch.float64).to(x)
@@ -137,14 +137,14 @@ def _check(qk: Tensor, v: Tensor, chunk_size: int) -> None:
 
 def _check_bucket_ids(bucket_ids: Tensor, num_buckets: int | Sequence[int] | None, qk: Tensor) -> None:
     if num_buckets is not None:
-        raise ArgumentError(f"num_buckets must be None with bucket_ids, got {num_buckets}. Pass only one of them.")
+        raise ArgumentError(f"num_buckets must be None with bucket_ids; got {num_buckets}. Pass only one of them.")
     if bucket_ids.is_floating_point() or bucket_ids.is_complex() or bucket_ids.dtype == torch.bool:
         raise ArgumentError(f"bucket_ids must be integers; got {bucket_ids.dtype}.")
     shape, got = tuple(qk.shape[:-1]), tuple(bucket_ids.shape)
     fits = 2 <= len(got) <= len(shape) + 1 and got[0] > 0
     if not fits or any(size not in (1, full_size) for size, full_size in zip(got[:0:-1], shape[::-1], strict=False)):
         raise ArgumentError(
-            f"bucket_ids must be (num_hashes, ...) and broadcast to {shape} after the first dimension, got {got}."
+            f"bucket_ids must be (num_hashes, ...) and broadcast to {shape} after the first dimension; got {got}."
         )
 
 

@@ -23,7 +23,7 @@ class Catalog(tuple[Mechanism, ...]):
         ]
         if len(matches) != 1:
             names = ", ".join(m.name for m in matches or self)
-            raise ArgumentError(f"name must match exactly one mechanism, got {name!r}. Choose one of: {names}.")
+            raise ArgumentError(f"name must match exactly one mechanism; got {name!r}. Choose one of: {names}.")
         return matches[0]
 
     def by_family(self) -> Iterator[tuple[str, list[Mechanism]]]:

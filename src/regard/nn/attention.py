@@ -14,7 +14,7 @@ from regard.expr.serialize import ConstructorCall
 from regard.mask import Mask, MaskLike, as_mask, causal
 from regard.nn import input_checks
 from regard.nn.kv_cache import LayerCache
-from regard.nn.position_encoding import PositionEncoding
+from regard.nn.position_encoding import PositionEncoding, check_position_encoding
 from regard.normalizer import NormalizerLike
 from regard.result import AttentionResult
 from regard.score import ScoreLike, scaled_dot
@@ -157,12 +157,9 @@ class MultiHeadAttention(nn.Module):
         modifier = None if position_encoding is None or is_cross_attention else position_encoding.score_modifier()
         if modifier is not None:
             score = modifier if score is None else _add_score_modifier(score, modifier)
-        return (
-            q,
-            k,
-            v,
-            {"score": score, "mask": self._effective_mask(mask, q), "normalizer": resolve_option(self.normalizer)},
-        )
+        is_last_query = q.shape[2] == 1 and self.attention_fn is None
+        effective_mask = combine_masks(self.mask, mask, is_last_query)
+        return q, k, v, {"score": score, "mask": effective_mask, "normalizer": resolve_option(self.normalizer)}
 
     def _check_inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         parameter = self.out_proj.weight
@@ -193,11 +190,6 @@ class MultiHeadAttention(nn.Module):
         batch, n, dim = projected.shape
         return projected.view(batch, n, dim // self.head_dim, self.head_dim).transpose(1, 2)
 
-    def _effective_mask(self, mask: MaskLike | None, q: Tensor) -> Any:
-        combined = and_masks(resolve_option(self.mask), mask)
-        is_last_query = q.shape[2] == 1 and self.attention_fn is None  # causal: the last query attends to all keys
-        return None if is_last_query and combined is causal() else combined
-
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
 
@@ -220,13 +212,7 @@ def check_call_options(
     x: Tensor, position_encoding: PositionEncoding | None, position_ids: Tensor | None, cache: LayerCache | None
 ) -> None:
     """Raise unless the options of a layer's call have the right types and shapes."""
-    if position_encoding is not None:
-        checks.instance(
-            position_encoding,
-            "position_encoding",
-            PositionEncoding,
-            "a PositionEncoding, such as regard.nn.RotaryEmbedding(64), or None",
-        )
+    check_position_encoding(position_encoding)
     if cache is not None:
         checks.instance(cache, "cache", LayerCache, "a LayerCache, such as KeyValueCache()[0], or None")
     if position_ids is not None:
@@ -256,6 +242,15 @@ def and_masks(*masks: Any) -> Any:
         if mask is not None:
             result = mask if result is None else _to_mask(result) & mask
     return result
+
+
+def combine_masks(layer_mask: Any, mask: Any, is_last_query: bool) -> Any:
+    """Return the intersection of the masks of a layer and of a call.
+
+    If the only query is the last one, a causal mask allows all keys, and the result is None.
+    """
+    combined = and_masks(resolve_option(layer_mask), mask)
+    return None if is_last_query and combined is causal() else combined
 
 
 def _to_mask(value: Any) -> Any:

@@ -46,5 +46,5 @@ class TokenEmbedding(nn.Embedding):
         except IndexError:
             smallest, largest = int(tokens.min()), int(tokens.max())
             raise ArgumentError(
-                f"tokens must be from 0 to {self.num_embeddings - 1}, vocab_size - 1; got {smallest} to {largest}."
+                f"tokens must be from 0 to vocab_size - 1 = {self.num_embeddings - 1}; got {smallest} to {largest}."
             ) from None

@@ -31,7 +31,7 @@ class CausalLM(Protocol):
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """Return the most likely token of each row of `logits` (..., vocab_size); of equal logits, the first.
+    """Return the most likely token of each row of `logits` (..., vocab_size). Ties go to the first token.
 
     >>> greedy(torch.tensor([[0.0, 2.0, 1.0]]))
     tensor([1])
@@ -362,9 +362,7 @@ def _prepare_generation(
 ) -> tuple[Tensor, KeyValueCache]:
     if not callable(getattr(model, "next_token_logits", None)):
         raise ArgumentError(f"model must have a method next_token_logits(tokens, cache); got {checks.describe(model)}.")
-    input_checks.check_token_ids(tokens)
-    if tokens.dim() != 2 or tokens.shape[1] == 0:
-        raise ArgumentError(f"tokens must be (batch, n) with at least one token each; got shape {tuple(tokens.shape)}.")
+    input_checks.check_token_batch(tokens, min_tokens=1)
     checks.integer(max_new_tokens, "max_new_tokens", at_least=0, at_most=MAX_NEW_TOKENS)
     if eos_token_id is not None:
         checks.integer(eos_token_id, "eos_token_id", at_least=0, at_most=checks.MAX_DIM_SIZE)

@@ -53,11 +53,7 @@ def check_position_ids(position_ids: Tensor, batch_size: int, n: int) -> Tensor:
 def check_batch_indices(order: Tensor, batch_size: int) -> Tensor:
     """Check the batch indices `order` (new batch size,): integers from 0 to batch_size - 1; return them."""
     checks.tensor(order, "order", shape=("batch",), dtype_kind="integers")
-    if torch.compiler.is_compiling() or order.device.type == "meta" or not order.numel():
-        return order
-    smallest, largest = int(order.min()), int(order.max())
-    if smallest < 0 or largest >= batch_size:
-        raise ArgumentError(f"order must hold numbers from 0 to {batch_size - 1}; got {smallest} to {largest}.")
+    check_range(order, "order", batch_size - 1)
     return order
 
 
@@ -87,7 +83,7 @@ def check_lengths(lengths: Tensor, batch_size: int, n: int) -> Tensor:
 
 def check_range(x: Tensor, name: str, last: int) -> None:
     """Raise unless all integers of x are from 0 to `last`; values are not checked while a graph is compiled."""
-    if torch.compiler.is_compiling() or not x.numel():
+    if torch.compiler.is_compiling() or x.device.type == "meta" or not x.numel():
         return
     smallest, largest = (int(number) for number in x.aminmax())
     if smallest < 0 or largest > last:

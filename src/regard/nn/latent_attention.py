@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from regard import checks
 from regard.attention import attention, attention_with_weights
 from regard.errors import ArgumentError
-from regard.mask import MaskLike, causal
+from regard.mask import MaskLike
 from regard.nn import input_checks
-from regard.nn.attention import and_masks, check_call_options, resolve_head_dim, resolve_option
+from regard.nn.attention import check_call_options, combine_masks, resolve_head_dim, resolve_option
 from regard.nn.kv_cache import LayerCache
 from regard.nn.norm import RMSNorm
 from regard.nn.position_encoding import PositionEncoding
@@ -36,6 +36,7 @@ class LatentAttention(nn.Module):
     `position_encoding` rotates `rope_dim` features of each head, in addition to `head_dim` features without positions.
     `head_dim` defaults to `embed_dim // num_heads`, and `v_head_dim` to `head_dim`.
 
+    >>> from regard.mask import causal
     >>> layer = LatentAttention(64, num_heads=4, kv_lora_rank=16, rope_dim=8)
     >>> layer(torch.randn(2, 10, 64), mask=causal()).shape
     torch.Size([2, 10, 64])
@@ -122,10 +123,9 @@ class LatentAttention(nn.Module):
         )
 
     def _attention_options(self, mask: MaskLike | None, x: Tensor) -> dict[str, Any]:
-        combined = and_masks(resolve_option(self.mask), mask)
         return {
             "score": scaled_dot(1.0 / math.sqrt(self.head_dim + self.rope_dim)),
-            "mask": None if x.shape[1] == 1 and self.attention_fn is None and combined is causal() else combined,
+            "mask": combine_masks(self.mask, mask, x.shape[1] == 1 and self.attention_fn is None),
             "normalizer": resolve_option(self.normalizer),
         }
 

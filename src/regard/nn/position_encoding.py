@@ -41,6 +41,13 @@ class PositionEncoding(nn.Module):
         return None
 
 
+def check_position_encoding(value: PositionEncoding | None) -> None:
+    """Raise unless `value` is a position encoding or None."""
+    if value is not None:
+        expected = "a PositionEncoding, such as regard.nn.RotaryEmbedding(64), or None"
+        checks.instance(value, "position_encoding", PositionEncoding, expected)
+
+
 class SinusoidalPositionalEmbedding(PositionEncoding):
     """The sinusoidal embedding: feature 2m is sin(p / base^(2m/embed_dim)), feature 2m + 1 the cosine.
 
@@ -84,12 +91,7 @@ class LearnedPositionalEmbedding(PositionEncoding):
         max_len, embed_dim = self.weight.shape
         input_checks.check_hidden_states(x, "x", embed_dim)
         input_checks.check_position_ids(position_ids, x.shape[0], x.shape[1])
-        if not torch.compiler.is_compiling() and position_ids.numel():
-            smallest, largest = (int(position) for position in position_ids.aminmax())
-            if smallest < 0 or largest >= max_len:
-                raise ArgumentError(
-                    f"position_ids must be from 0 to {max_len - 1}, max_len - 1; got {smallest} to {largest}."
-                )
+        input_checks.check_range(position_ids, "position_ids", max_len - 1)
         return x + nn.functional.embedding(input_checks.check_token_ids(position_ids, "position_ids"), self.weight)
 
 

@@ -62,8 +62,8 @@ class YarnRopeScaling:
     """YaRN: divides low frequencies by `factor` and keeps high frequencies (Peng et al., 2023).
 
     A frequency is low if it has fewer than `beta_slow` rotations in `original_max_len` positions, and high if it has
-    more than `beta_fast`. Frequencies between are interpolated. Queries and keys are multiplied by
-    `attention_factor()`, which is 0.1 log(factor) + 1.
+    more than `beta_fast`. Frequencies in between are interpolated. Queries and keys are multiplied by
+    `attention_factor()`, which is 0.1 log(factor) + 1, or 1 if `factor` is at most 1.
 
     >>> round(YarnRopeScaling(4.0, original_max_len=2048).attention_factor(), 4)
     1.1386
@@ -99,7 +99,7 @@ class Llama3RopeScaling:
     """Llama 3.1's scaling: divides low frequencies by `factor` and keeps high frequencies.
 
     A frequency is low if its wavelength exceeds `original_max_len / low_freq_factor`, and high if its wavelength is
-    below `original_max_len / high_freq_factor`. Frequencies between are interpolated.
+    below `original_max_len / high_freq_factor`. Frequencies in between are interpolated.
 
     >>> Llama3RopeScaling(8.0, original_max_len=8192).scale_frequencies(torch.tensor([1.0, 1e-4]), base=500000.0)
     tensor([1.0000e+00, 1.2500e-05])

@@ -17,7 +17,7 @@ from regard.nn import input_checks
 from regard.nn.attention import and_masks, check_mask
 from regard.nn.block import Block, BlockAttentionResult, BlockConfig
 from regard.nn.kv_cache import MAX_LAYERS, KeyValueCache, make_position_ids
-from regard.nn.position_encoding import PositionEncoding
+from regard.nn.position_encoding import PositionEncoding, check_position_encoding
 
 
 class BlockStack(nn.Module):
@@ -47,13 +47,7 @@ class BlockStack(nn.Module):
         checks.integer(num_layers, "num_layers", at_least=1, at_most=MAX_LAYERS)
         checks.flag(add_cross_attention, "add_cross_attention")
         checks.flag(final_norm, "final_norm")
-        if position_encoding is not None:
-            checks.instance(
-                position_encoding,
-                "position_encoding",
-                PositionEncoding,
-                "a PositionEncoding, such as regard.nn.RotaryEmbedding(64), or None",
-            )
+        check_position_encoding(position_encoding)
         check_mask(mask)
         self.block_configs = tuple(configs[layer % len(configs)] for layer in range(num_layers))
         self.layers = nn.ModuleList(

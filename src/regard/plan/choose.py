@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def coverage(self) -> TileCoverage | None:
-        """The tiles that the mask leaves; None if they depend on data that the plan was made without."""
+        """The nonempty tiles of the mask; None if they depend on tensors that the plan does not have."""
         return self.known_coverage or static_call_coverage(self.spec, self.tiling)
 
     @property
@@ -58,7 +58,7 @@ class Plan:
         return estimate_cost(self.spec, self.tiling, self.has_linear_memory, self.coverage)
 
     def with_coverage(self, coverage: TileCoverage) -> "Plan":
-        """The plan with the tiles that the mask leaves."""
+        """Return the plan with the nonempty tiles of the mask."""
         return replace(self, known_coverage=coverage)
 
     def after_fallback(self, backend: Backend, reason: str) -> "Plan":
@@ -73,7 +73,7 @@ class Plan:
         )
 
     def report(self, debug: bool = False) -> str:
-        """The plan as text; with `debug`, the sizes of regard's caches as well."""
+        """Return the plan as text; with `debug`, also the sizes of regard's caches."""
         return format_plan(
             self.spec,
             self.backend,
@@ -98,7 +98,8 @@ def choose_backend(spec: CallSpec, backends: Sequence[Backend], name: str | None
     """
     if name is not None and not isinstance(name, str):  # other types may not be hashable
         raise BackendError(f"backend must be one of {', '.join(b.name for b in backends)}; got {describe(name)}.")
-    return _choose(spec, tuple(backends), name)
+    plan = _choose(spec, tuple(backends), name)
+    return plan if plan.spec is spec else replace(plan, spec=spec)  # an equal spec may have another formula text
 
 
 @memoize(512)

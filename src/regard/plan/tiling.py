@@ -33,7 +33,7 @@ class Tiling:
 class QueryStrip:
     """A range of queries of some batch elements and heads, with the ranges of keys that they attend to.
 
-    Each range of keys has a flag that says whether the mask leaves all of its pairs. `h` counts query heads: whole
+    Each range of keys has a flag: whether the mask allows all of its pairs. `h` counts query heads: whole
     groups that share key-value heads, or a single head if the mask differs by head.
     """
 
@@ -44,7 +44,7 @@ class QueryStrip:
 
 
 def call_coverage(spec: CallSpec, tensors: Sequence[Tensor], query_offset: QueryOffset, tiling: Tiling) -> TileCoverage:
-    """The tiles in which the mask and the score modifier leave some pair."""
+    """The tiles in which the mask and the score modifier allow some pair."""
     return condition_coverage(
         effective_mask(spec.mask, spec.score_mod, tensors), tensors, spec.score_shape, query_offset, tiling
     )
@@ -90,9 +90,9 @@ def query_strips(spec: CallSpec, coverage: TileCoverage, tiling: Tiling) -> Iter
     batch_per_strip = (
         1 if coverage.batch_size > 1 or heads_per_strip < spec.num_heads else max(1, groups // spec.num_kv_heads)
     )
-    lists = (coverage.b * coverage.num_heads + coverage.h) * coverage.grid_shape[0] + coverage.row
-    ends = np.searchsorted(
-        lists, np.arange(coverage.batch_size * coverage.num_heads * coverage.grid_shape[0] + 1)
+    row_of_run = (coverage.b * coverage.num_heads + coverage.h) * coverage.grid_shape[0] + coverage.row
+    run_offsets = np.searchsorted(
+        row_of_run, np.arange(coverage.batch_size * coverage.num_heads * coverage.grid_shape[0] + 1)
     ).tolist()
     runs = list(zip(coverage.col_start.tolist(), coverage.col_stop.tolist(), coverage.is_full.tolist(), strict=True))
     key_ranges = [_key_ranges(run, tiling, spec.n_k) for run in runs]
@@ -102,7 +102,7 @@ def query_strips(spec: CallSpec, coverage: TileCoverage, tiling: Tiling) -> Iter
                 b.start % coverage.batch_size * coverage.num_heads + h.start % coverage.num_heads
             ) * coverage.grid_shape[0]
             for row, i in enumerate(ranges(spec.n_q, tiling.tile_queries)):
-                row_runs = key_ranges[ends[first + row] : ends[first + row + 1]]
+                row_runs = key_ranges[run_offsets[first + row] : run_offsets[first + row + 1]]
                 yield QueryStrip(b, h, i, tuple(keys for run in row_runs for keys in run))
 
 

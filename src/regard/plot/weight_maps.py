@@ -141,7 +141,7 @@ def _array(weights: Any) -> Array:
     if values.ndim < 2 or 0 in values.shape:
         got = f"shape {values.shape}" if values.ndim else type(weights).__name__
         raise ArgumentError(
-            f"weights must be an array (..., n_q, n_k) or a result of measure.pooled_map, got {got}. Index a part such "
+            f"weights must be an array (..., n_q, n_k) or a result of measure.pooled_map; got {got}. Index a part such "
             "as result.weights[0, 0, :20, :20], or result.weights.measure(measure.pooled_map(128, 128)).pooled_map."
         )
     return values

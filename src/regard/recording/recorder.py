@@ -121,7 +121,7 @@ class _Recorder:
     def _check_budget(self, num_bytes: int, num_heads: int, path: str) -> None:
         if num_bytes // max(num_heads, 1) > self.budget:
             raise BudgetError(
-                f"budget must be enough for one head; a head of {path} needs {num_bytes // num_heads:,} bytes, got "
+                f"budget must be enough for one head; a head of {path} needs {num_bytes // num_heads:,} bytes; got "
                 f"budget={self.budget_text}. Use budget={-(-num_bytes // num_heads)} or more, or a shorter input."
             )
 

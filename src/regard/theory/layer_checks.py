@@ -237,7 +237,7 @@ def _tolerance_for(dtype: torch.dtype, tolerance: float | None) -> float:
         return checks.finite_number(tolerance, "tolerance", at_least=0)
     if torch.finfo(dtype).eps > 1e-6:
         raise ArgumentError(
-            f"layers and weights must be in float32 or float64, got {dtype}. Call .double(), or set tolerance=."
+            f"layers and weights must be in float32 or float64; got {dtype}. Call .double(), or set tolerance=."
         )
     return TOLERANCE_IN_EPS * torch.finfo(dtype).eps
 

@@ -83,7 +83,7 @@ def gradient_paths(
     branches = _find_branches(module) if branches is None else dict(branches)
     if not branches:
         raise ArgumentError(
-            f"module must have blocks or attention layers of regard.nn or torch, got {type(module).__name__}. Pass "
+            f"module must have blocks or attention layers of regard.nn or torch; got {type(module).__name__}. Pass "
             "branches={'attention': (first, last)}."
         )
     x = x.detach().clone().requires_grad_()

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def disable_compile(function: Callable[P, R], reason: str | None = None) -> Callable[P, R]:
-    """Return `function` so that torch.compile does not trace it. `reason` is shown to callers with fullgraph=True.
+    """Wrap `function` so that torch.compile does not trace it. `reason` is shown to callers with fullgraph=True.
 
     Unlike `torch.compiler.disable`, it does not load torch's compiler when regard is imported.
     """

@@ -128,7 +128,7 @@ _AUTOGRAD_KEYS |= DispatchKeySet(DispatchKey.AutogradOther) | DispatchKeySet(Dis
 
 @contextmanager
 def _enable_autograd() -> Iterator[None]:
-    """Inside the context, autograd records operations although an operator runs."""
+    """Inside the context, autograd records operations even though an operator is running."""
     excluded = torch._C._dispatch_tls_local_exclude_set() - _AUTOGRAD_KEYS
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
         yield

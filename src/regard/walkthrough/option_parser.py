@@ -84,7 +84,7 @@ def parse_normalizer(text: str) -> normalizer.Normalizer:
     """Return the normalizer that a text describes.
 
     >>> parse_normalizer("entmax(1.5)").formula
-    'entmax of 1.5'
+    '1.5-entmax'
     """
     parsed: normalizer.Normalizer = _OptionParser("normalizer", NORMALIZER_CONSTRUCTORS, "entmax(1.5)", text).parse()
     return parsed

@@ -38,30 +38,30 @@ CHANGES = [
 
 @needs_core
 def test_compiled_core_has_the_layout_of_the_python_structs() -> None:
-    assert abi.core is not None and abi.core.abi() == abi.describe()
+    assert abi.core is not None and abi.core.abi() == abi.expected_abi()
 
 
 @pytest.mark.parametrize(("group", "name", "change"), CHANGES)
 def test_changed_offset_enumerator_or_constant_raises_error(group: str, name: str, change: int) -> None:
-    compiled = abi.describe()
+    compiled = abi.expected_abi()
     expected = compiled[group][name]
     compiled[group][name] += change
 
-    message = f"which has {group}.{name} = {expected}, got {expected + change}. Build the core again: run make setup"
+    message = f"which has {group}.{name} = {expected}; got {expected + change}. Build the core again: run make setup"
     with pytest.raises(BackendError, match=re.escape(message)):
         abi.check_abi(compiled)
 
 
 def test_field_on_one_side_only_raises_error() -> None:
-    without, with_another = abi.describe(), abi.describe()
+    without, with_another = abi.expected_abi(), abi.expected_abi()
     del without["Program"]["num_sums"]
     with_another["Program"]["num_threads"] = 88
 
-    with pytest.raises(BackendError, match=r"Program\.num_sums = 72, got nothing"):
+    with pytest.raises(BackendError, match=r"Program\.num_sums = 72; got nothing"):
         abi.check_abi(without)
-    with pytest.raises(BackendError, match=r"Program\.num_threads = nothing, got 88"):
+    with pytest.raises(BackendError, match=r"Program\.num_threads = nothing; got 88"):
         abi.check_abi(with_another)
-    with pytest.raises(BackendError, match=r"StridedRows\.sizeof = 32, got nothing"):
+    with pytest.raises(BackendError, match=r"StridedRows\.sizeof = 32; got nothing"):
         abi.check_abi({})
 
 
@@ -79,7 +79,7 @@ def test_import_of_a_core_with_another_layout_raises_error(tmp_path: Path) -> No
 
     assert process.returncode != 0
     assert "BackendError: the compiled core must match this version of regard" in process.stderr
-    assert "AttentionParams.row_statistic = 248, got 256" in process.stderr
+    assert "AttentionParams.row_statistic = 248; got 256" in process.stderr
 
 
 def test_rows_have_the_fields_in_memory_order() -> None:

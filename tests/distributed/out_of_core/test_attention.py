@@ -281,7 +281,7 @@ def test_budget_error_names_the_required_bytes(tmp_path: Path) -> None:
 def test_budget_error_of_a_whole_row_normalizer_names_the_required_bytes(tmp_path: Path) -> None:
     qkv = _qkv(n_q=40, n_k=6000)
     paths, options = _save(tmp_path, qkv), dict(normalizer=normalizer.entmax(1.5), backend="tiled")
-    match = r"entmax of 1.5 needs all keys of a query in memory at once: 16 queries with 6,000 keys each take"
+    match = r"1.5-entmax needs all keys of a query in memory at once: 16 queries with 6,000 keys each take"
     with pytest.raises(BudgetError, match=match) as error:
         attention_from_files(*paths, budget="10MB", **options)
     required_bytes = int(str(error.value).split("(")[1].split(" bytes")[0].replace(",", ""))
@@ -297,7 +297,7 @@ def test_budget_error_of_a_whole_row_normalizer_names_the_required_bytes(tmp_pat
 
 def test_sinkhorn_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
-        ArgumentError, match="a normalizer of single rows; got sinkhorn of 3, which also normalizes col"
+        ArgumentError, match="a normalizer of single rows; got 3-step sinkhorn, which also normalizes col"
     ):
         attention_from_files(*_save(tmp_path, _qkv()), normalizer=normalizer.sinkhorn(3))
 

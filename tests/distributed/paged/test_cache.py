@@ -558,7 +558,7 @@ def test_unsupported_calls_are_rejected() -> None:
         cache.attention(1, sequence_ids, q)
     with pytest.raises(ArgumentError, match="a paged cache has no gradients; got q with requires_grad=True"):
         cache.attention(0, sequence_ids, q.clone().requires_grad_())
-    with pytest.raises(ArgumentError, match="needs a normalizer of single rows; got sinkhorn of 3"):
+    with pytest.raises(ArgumentError, match="needs a normalizer of single rows; got 3-step sinkhorn"):
         cache.attention(0, sequence_ids, q, normalizer=normalizer.sinkhorn(3))
     with pytest.raises(
         ArgumentError, match="counts from the end of the keys needs sequences of one length; got several lengths"

@@ -151,7 +151,7 @@ def test_impossible_attributions_raise() -> None:
     model = TwoCalls()
     with torch.no_grad(), regard.record(model) as recording:
         model(x, y)
-    with pytest.raises(ArgumentError, match=r"TwoCalls was called 2 times with other keys"):
+    with pytest.raises(ArgumentError, match=r"TwoCalls was called 2 times with unrelated keys"):
         recording.rollout(0)
     layer = nn.Sequential(DenseBlock(True))
     with torch.no_grad(), regard.record(layer) as recording:

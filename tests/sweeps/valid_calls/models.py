@@ -273,7 +273,6 @@ LEFT_OUT = {
     "regard.models.speech.normalize_frames": "a part of SpeechClassifier",
     "regard.models.speech.subsampled_lengths": "a part of SpeechClassifier",
     "regard.models.audio.mel_filterbank": "a part of LogMelSpectrogram",
-    "regard.models.graph.check_edge_index": "called by graph attention networks",
     "regard.models.state_dict.check_state_dict": "called by load_state_dict",
     "regard.models.tokenizer.Tokenizer": "needs a trained vocabulary; tests/models",
     **{

@@ -203,7 +203,7 @@ def test_a_single_attention_layer_and_custom_branches() -> None:
 def test_unknown_repeated_and_unused_branches_raise() -> None:
     plain = nn.Sequential(nn.Linear(EMBED_DIM, EMBED_DIM))
     with pytest.raises(
-        ArgumentError, match=r"blocks or attention layers of regard.nn or torch, got Sequential.*branches="
+        ArgumentError, match=r"blocks or attention layers of regard.nn or torch; got Sequential.*branches="
     ):
         gradient_path_norms(plain, torch.randn(1, 5, EMBED_DIM))
     twice = nn.Sequential(plain[0], plain[0])

@@ -1,4 +1,4 @@
-"""The flex backend for other devices: lowers a call to torch's FlexAttention, which compiles a kernel for it.
+"""The flex backend: lowers a call to torch's FlexAttention, which compiles a kernel for it.
 
 The mask and the score modifier become functions of one pair, and the mask's coverage becomes the block mask. On the CPU
 torch has no such kernel with gradients. If flex is requested there by name, torch's definition of the operator runs.
@@ -45,7 +45,7 @@ FlexKernel = Callable[[ScoreMod, BlockMask | None, float, Tensor, Tensor, Tensor
 
 
 class FlexBackend:
-    """Softmax attention as one of torch's kernels.
+    """Softmax attention by the kernels of torch's FlexAttention.
 
     Rows that attend to NaN or infinity are computed by `fallback`. So is a whole call in which a lookup index may be
     out of range.

@@ -1,14 +1,13 @@
 """Lowers an expression to a function of one pair, as FlexAttention takes masks and score modifiers.
 
-torch compiles such a function to a kernel, or maps it over all pairs. So the expression is laid out beforehand as
-steps, which are torch operations on earlier results. The results are those of `expr.evaluate`.
+torch compiles such a function to a kernel, or maps it over all pairs. The expression is therefore lowered to a list of
+steps, each a torch operation on earlier results. The values equal those of `expr.evaluate`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,9 +136,7 @@ def may_index_out_of_range(
     lookups = [node for expr in exprs for node in walk(expr) if node.op == "lookup" and node.args]
     if not lookups:
         return False
-    b, h = (x.ravel() for x in np.meshgrid(*(np.arange(n) for n in score_shape[:2]), indexing="ij"))
-    zero = np.zeros_like(b)
-    all_pairs = IndexBoxes(b, h, zero, zero + score_shape[2] - 1, zero, zero + score_shape[3] - 1)
+    all_pairs = IndexBoxes.all_pairs(score_shape)
     bounds = BoundsEvaluator(tensors, score_shape, query_offset)
     for node in lookups:
         for index, size in zip(node.args, tensors[slot_of(node)].shape, strict=True):

@@ -134,8 +134,8 @@ def field_names(struct: type[ctypes.Structure]) -> tuple[str, ...]:
 FIELD_NAMES: dict[type[ctypes.Structure], tuple[str, ...]] = {struct: field_names(struct) for struct in STRUCTS}
 
 
-def describe() -> dict[str, dict[str, int]]:
-    """Sizes and offsets of the structs, enumerators and constants, in the form of `_core.abi()`."""
+def expected_abi() -> dict[str, dict[str, int]]:
+    """Return sizes and offsets of the structs, enumerators and constants, in the form of `_core.abi()`."""
     layouts = {
         struct.__name__: {"sizeof": ctypes.sizeof(struct)}
         | {name: getattr(struct, name).offset for name in field_names(struct)}
@@ -159,14 +159,14 @@ def describe() -> dict[str, dict[str, int]]:
 
 def check_abi(compiled: Mapping[str, Mapping[str, int]]) -> None:
     """Raise a BackendError that names the first difference between the compiled core's layout and this module's."""
-    expected = describe()
+    expected = expected_abi()
     for group in (*expected, *(group for group in compiled if group not in expected)):
         ours, theirs = expected.get(group, {}), compiled.get(group, {})
         for name in (*ours, *(name for name in theirs if name not in ours)):
             if ours.get(name) != theirs.get(name):
                 raise BackendError(
                     f"the compiled core must match this version of regard, which has {group}.{name} = "
-                    f"{ours.get(name, 'nothing')}, got {theirs.get(name, 'nothing')}. Build the core again: run "
+                    f"{ours.get(name, 'nothing')}; got {theirs.get(name, 'nothing')}. Build the core again: run "
                     "make setup, or install regard again."
                 )
 

@@ -53,7 +53,7 @@ class Build:
     name: str
     panel_queries: int  # queries that are computed together, in up to three vectors
     lanes: int  # queries in a vector
-    chunk_keys: int  # keys in a tile
+    chunk_keys: int  # granularity of a mask's runs, in keys
 
 
 def missing_core_reason() -> str:
@@ -119,7 +119,7 @@ class NativeBackend:
             return self._forward_thresholded(spec, inputs, tiling, THRESHOLD_MODES[type(spec.normalizer)])
         sample_only = _adds_large_bias(spec, inputs)
         output, lse = self._forward(spec, inputs, tiling, sample_only)
-        if sample_only and bool(lse.sum().isnan()):  # perhaps of a score that the bias should have hidden
+        if sample_only and bool(lse.sum().isnan()):  # the NaN may come from a score that the bias hides
             return self._forward(spec, inputs, tiling, sample_only=False)
         return output, lse
 
@@ -127,11 +127,7 @@ class NativeBackend:
         self, spec: CallSpec, inputs: BackendInputs, tiling: Tiling, sample_only: bool
     ) -> tuple[Tensor, Tensor]:
         params, keepalive = _pack_params(spec, inputs, self._pack_program(spec, inputs, tiling, sample_only))
-        output = torch.empty(
-            (spec.batch_size, spec.num_heads, spec.n_q, spec.value_dim), dtype=_kernel_dtype(spec, inputs)
-        )
-        lse = torch.empty((spec.batch_size, spec.num_heads, spec.n_q), dtype=torch.float32)
-        params.output, params.row_statistic = address(output), address(lse)
+        output, lse = _allocate_outputs(spec, inputs, params)
         self._call_kernel("forward", params, keepalive)
         return output.to(spec.dtype), lse
 
@@ -147,11 +143,7 @@ class NativeBackend:
         assert self.build is not None and abi.core is not None
         spec = _fold_constant_scale(spec)
         params, keepalive = _pack_params(spec, inputs, self._pack_program(spec, inputs, tiling, sample_only=False))
-        output = torch.empty(
-            (spec.batch_size, spec.num_heads, spec.n_q, spec.value_dim), dtype=_kernel_dtype(spec, inputs)
-        )
-        statistic = torch.empty((spec.batch_size, spec.num_heads, spec.n_q), dtype=torch.float32)
-        params.output, params.row_statistic = address(output), address(statistic)
+        output, statistic = _allocate_outputs(spec, inputs, params)
         k = spec.normalizer.k if isinstance(spec.normalizer, TopK) else 1
         vectors = [None if x is None else x.contiguous() for x in (_entmax_exponents(spec, inputs), thresholds)]
         exponents, thresholds_address = (0 if x is None else address(x) for x in vectors)
@@ -265,7 +257,7 @@ class NativeBackend:
             return None
 
     def make_fast_call(self, spec: CallSpec, inputs: BackendInputs, tiling: Tiling) -> "NativeFastCall | None":
-        """The call as one that can be repeated on other q, k and v; None if it depends on more than their addresses."""
+        """Return a call that can run again on other q, k and v; None if it depends on more than their addresses."""
         if self.build is None or spec.dropout or 0 in spec.score_shape:
             return None
         if sum(t.nbytes for t in inputs.tensors) > MAX_REUSED_BYTES:
@@ -479,6 +471,15 @@ def _pack_params(
         u = inputs.parameters[0].detach().float().expand(spec.num_heads, spec.head_dim).contiguous()
         params.u = address(u)
     return params, (tensors, keepalive, packed_program, u)
+
+
+def _allocate_outputs(spec: CallSpec, inputs: BackendInputs, params: AttentionParams) -> tuple[Tensor, Tensor]:
+    """Allocate the output and the row statistic of a kernel, and write their addresses to `params`."""
+    rows = (spec.batch_size, spec.num_heads, spec.n_q)
+    output = torch.empty((*rows, spec.value_dim), dtype=_kernel_dtype(spec, inputs))
+    statistic = torch.empty(rows, dtype=torch.float32)
+    params.output, params.row_statistic = address(output), address(statistic)
+    return output, statistic
 
 
 def _kernel_dtype(spec: CallSpec, inputs: BackendInputs) -> torch.dtype:

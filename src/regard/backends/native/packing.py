@@ -27,7 +27,7 @@ from regard.backends.native.codegen.program_compiler import (
     compile_program,
 )
 from regard.cache import BoundedCache
-from regard.expr.bounds import Array, BoundsEvaluator, IndexBoxes
+from regard.expr.bounds import Array, BoundsEvaluator, IndexBoxes, depends_on_batch
 from regard.expr.closed_expr import QueryOffset
 from regard.expr.coverage import ScoreShape, TileCoverage, tile_coverage
 from regard.expr.evaluate import Evaluator, IndexGrid
@@ -99,7 +99,7 @@ def pack_program(
     condition: Expr,
     score_mod: Expr | None,
     tensors: Sequence[Tensor],
-    lengths: ScoreShape,
+    score_shape: ScoreShape,
     query_offset: QueryOffset,
     tiling: Tiling,
     vectors_per_panel: int,
@@ -122,10 +122,10 @@ def pack_program(
     offset = query_offset if isinstance(query_offset, int) else None
     if isinstance(query_offset, Tensor):
         contents.append(query_offset)
-    key = (condition, score_mod, sizes, strides, grad_slots, lengths, offset, tiling, vectors_per_panel)
+    key = (condition, score_mod, sizes, strides, grad_slots, score_shape, offset, tiling, vectors_per_panel)
     return _cache.get_or_create(
         key,
-        lambda: _pack_uncached(condition, program, tensors, lengths, query_offset, tiling, vectors_per_panel),
+        lambda: _pack_uncached(condition, program, tensors, score_shape, query_offset, tiling, vectors_per_panel),
         contents,
     )
 
@@ -138,39 +138,41 @@ def _pack_uncached(
     condition: Expr,
     program: TileProgram,
     tensors: Sequence[Tensor],
-    lengths: ScoreShape,
+    score_shape: ScoreShape,
     query_offset: QueryOffset,
     tiling: Tiling,
     vectors_per_panel: int,
 ) -> PackedProgram:
     coverage_fields, run_arrays = _panel_runs(
-        tile_coverage(condition, tensors, lengths, query_offset, (tiling.tile_queries, tiling.tile_keys)),
-        lengths,
+        tile_coverage(condition, tensors, score_shape, query_offset, (tiling.tile_queries, tiling.tile_keys)),
+        score_shape,
         vectors_per_panel,
     )
-    arrays = _PrecomputedArrays(program, tensors, lengths, query_offset, tiling.tile_queries * vectors_per_panel)
+    arrays = _PrecomputedArrays(program, tensors, score_shape, query_offset, tiling.tile_queries * vectors_per_panel)
     instructions = np.array([_instruction_fields(x) for x in program.instructions], dtype=np.int32)
     per_query, per_key = (
         np.array([_array_fields(x) for x in xs], dtype=np.int64) for xs in (arrays.per_query, arrays.per_key)
     )
-    conflict_scopes = tuple(_conflict_scope(nodes, lengths) for nodes in program.gradient_lookups)
+    conflict_scopes = tuple(_conflict_scope(nodes, score_shape) for nodes in program.gradient_lookups)
     keepalive = (run_arrays, arrays.per_query, arrays.per_key)
     return PackedProgram(
         coverage_fields, program, instructions, per_query, per_key, tuple(arrays.tables), conflict_scopes, keepalive
     )
 
 
-def _conflict_scope(nodes: Sequence[Expr], lengths: ScoreShape) -> ConflictScope:
+def _conflict_scope(nodes: Sequence[Expr], score_shape: ScoreShape) -> ConflictScope:
     """Which queries may add to the same element of a captured tensor's gradient, given the lookups that read it."""
     indices = [set(node.args) for node in nodes]
-    differs_by_batch = all(variable("b") in x or lengths[0] == 1 for x in indices)
+    differs_by_batch = all(variable("b") in x or score_shape[0] == 1 for x in indices)
     if not all(variable("i") in x or (differs_by_batch and variable("p") in x) for x in indices):
         return ConflictScope.ANY
-    differs_by_head = all(variable("h") in x or lengths[1] == 1 for x in indices)
+    differs_by_head = all(variable("h") in x or score_shape[1] == 1 for x in indices)
     return ConflictScope.PANEL if differs_by_batch and differs_by_head else ConflictScope.HEADS
 
 
-def _panel_runs(coverage: TileCoverage, lengths: ScoreShape, vectors_per_panel: int) -> tuple[tuple[int, ...], object]:
+def _panel_runs(
+    coverage: TileCoverage, score_shape: ScoreShape, vectors_per_panel: int
+) -> tuple[tuple[int, ...], object]:
     """The coverage of AttentionParams, and its arrays. A run ends where the vectors that attend to its keys change."""
     panels, columns = -(-coverage.grid_shape[0] // vectors_per_panel), coverage.grid_shape[1] + 1
     # the first edge in the list of each panel
@@ -192,7 +194,7 @@ def _panel_runs(coverage: TileCoverage, lengths: ScoreShape, vectors_per_panel: 
     lists, keys = edges // columns, edges % columns * coverage.tile_shape[1]
     fields = {
         "begin": keys[:-1],
-        "end": np.minimum(keys[1:], lengths[3]),
+        "end": np.minimum(keys[1:], score_shape[3]),
         "is_partial": partial[:-1],
         "vector_begin": low[:-1],
         "vector_end": high[:-1],
@@ -213,14 +215,14 @@ class _PrecomputedArrays:
         self,
         program: TileProgram,
         tensors: Sequence[Tensor],
-        lengths: ScoreShape,
+        score_shape: ScoreShape,
         query_offset: QueryOffset,
         panel_queries: int,
     ) -> None:
-        self.program, self.tensors, self.lengths, self.query_offset, self.panel_queries = (
+        self.program, self.tensors, self.score_shape, self.query_offset, self.panel_queries = (
             program,
             tensors,
-            lengths,
+            score_shape,
             query_offset,
             panel_queries,
         )
@@ -236,18 +238,15 @@ class _PrecomputedArrays:
         """Check that integers fit into 32 bits and lookup indices are in range, at all positions."""
         if not self.program.int32_exprs and not self.program.lookup_indices:
             return
-        batch, heads, n_q, n_k = self.lengths
-        b, h = (x.ravel() for x in np.meshgrid(np.arange(batch), np.arange(heads), indexing="ij"))
-        zero = np.zeros_like(b)
-        everywhere = IndexBoxes(b, h, zero, zero + n_q - 1, zero, zero + n_k - 1)
-        bounds = BoundsEvaluator(self.tensors, self.lengths, self.query_offset)
+        all_pairs = IndexBoxes.all_pairs(self.score_shape)
+        bounds = BoundsEvaluator(self.tensors, self.score_shape, self.query_offset)
         tables = zip(self.program.tables, self.tables, strict=True)
         values = {t.precomputed.expr: x for t, x in tables if t.precomputed is not None and x is not None}
 
         def value_range(expr: Expr) -> tuple[int, int]:
             if expr in values:
                 return int(values[expr].min()), int(values[expr].max())
-            low, high = bounds.bounds(expr, everywhere)
+            low, high = bounds.bounds(expr, all_pairs)
             return low.min(), high.max()
 
         for expr in self.program.int32_exprs:
@@ -262,9 +261,9 @@ class _PrecomputedArrays:
     def _positions(
         self, variables: frozenset[str], i: range | Tensor, j: range | Tensor, query_offset: QueryOffset
     ) -> IndexGrid:
-        batch, heads, n_q, n_k = self.lengths
-        by_batch = "b" in variables or ("p" in variables and not isinstance(query_offset, int))
-        b, h = range(batch if by_batch else 1), range(heads if "h" in variables else 1)
+        batch, heads, n_q, n_k = self.score_shape
+        b = range(batch if depends_on_batch(variables, query_offset) else 1)
+        h = range(heads if "h" in variables else 1)
         return IndexGrid(b, h, i, j, query_offset=query_offset, n_q=n_q, n_k=n_k, device=torch.device("cpu"))
 
     def _evaluate(self, precomputed: Precomputed, positions: IndexGrid) -> Tensor:
@@ -276,7 +275,7 @@ class _PrecomputedArrays:
 
     def _array_along(self, precomputed: Precomputed, axis: str) -> Tensor:
         """32-bit values of shape (batch or 1, heads or 1, queries or keys); queries are padded to a whole panel."""
-        n_q, n_k = self.lengths[2:]
+        n_q, n_k = self.score_shape[2:]
         i, j = (range(n_q), range(1)) if axis == "i" else (range(1), range(n_k))
         values = self._evaluate(precomputed, self._positions(precomputed.expr.free_variables, i, j, self.query_offset))
         return _as_int32_words(self._pad_to_panel(values.flatten(2), axis))
@@ -289,7 +288,7 @@ class _PrecomputedArrays:
 
     def _difference_range(self, table: Table) -> tuple[int, int]:
         """The smallest and largest difference of the positions of a query and a key."""
-        n_q, n_k = self.lengths[2:]
+        n_q, n_k = self.score_shape[2:]
         offsets = (0, 0)
         if table.query_variable == "p":
             offsets = (
@@ -314,7 +313,7 @@ class _PrecomputedArrays:
         smallest = self._difference_range(table)[0]
         positions = self._positions(
             table.precomputed.expr.free_variables | offset.expr.free_variables,
-            range(self.lengths[2]),
+            range(self.score_shape[2]),
             range(1),
             self.query_offset,
         )

@@ -101,7 +101,7 @@ def differentiable_forward(backend: Backend, spec: CallSpec, tiling: Tiling, inp
 def attach_gradient(
     backend: Backend, spec: CallSpec, tiling: Tiling, inputs: BackendInputs, output: Tensor, statistic: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Known results of a call, made differentiable in `inputs`. They may have any shape and dtype of the right size."""
+    """Make known results of a call differentiable in `inputs`. Only their number of elements must be right."""
     rows = spec.batch_size, spec.num_heads, spec.n_q
     output = output.reshape(*rows, spec.value_dim).to(backend.compute_dtype or spec.dtype)
     has_statistic = spec.normalizer.statistic is not None
@@ -395,6 +395,18 @@ def _differentiable_parts(
     return [a for a, _ in parts], sources, [d for _, d in parts]
 
 
+def _gradients_and_tangents(
+    results: Sequence[Tensor], c: Sequence[Tensor], leaves: Sequence[Tensor], t: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients c·F'(x) that can be differentiated again, and the tangent t of each."""
+    inputs = [(leaf, tangent) for leaf, tangent in zip(leaves, t, strict=True) if leaf.requires_grad]
+    first = torch.autograd.grad(
+        *_differentiable_parts(results, c, [leaf for leaf, _ in inputs]), create_graph=True, allow_unused=True
+    )
+    used = [(f, d.to(f.dtype)) for f, (_, d) in zip(first, inputs, strict=True) if f is not None and f.requires_grad]
+    return [f for f, _ in used], [d for _, d in used]
+
+
 def _accumulate(
     sums: list[Tensor | None], terms: Sequence[Tensor | None], in_place: bool = True
 ) -> list[Tensor | None]:
@@ -409,20 +421,15 @@ def _dense_jvp(call: BackendCall, x: Sequence[Tensor], t: Sequence[Tensor]) -> t
     statistics: list[Tensor] = []
     with torch.enable_grad():
         leaves = [_as_leaf(a) for a in x]
-        moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
         for rows in row_blocks(spec):
             results = _dense_outputs(
                 spec, call.inputs.with_tensors(leaves), rows, call.backend.compute_dtype or spec.score_dtype
             )
             # the derivative of c·F'(x) in c along t: two backward passes make a forward one
             c = [torch.zeros_like(a, requires_grad=True) for a in results]
-            sources = [leaves[n] for n in moving]
-            first = torch.autograd.grad(
-                *_differentiable_parts(results, c, sources), create_graph=True, allow_unused=True
-            )
-            used = [(f, t[n]) for f, n in zip(first, moving, strict=True) if f is not None]
-            change = torch.autograd.grad([f for f, _ in used], c, [d.to(f.dtype) for f, d in used], allow_unused=True)
-            tangents = [torch.zeros_like(a) if d is None else d for a, d in zip(c, change, strict=True)]
+            gradients, directions = _gradients_and_tangents(results, c, leaves, t)
+            d_c = torch.autograd.grad(gradients, c, directions, allow_unused=True)
+            tangents = [torch.zeros_like(a) if d is None else d for a, d in zip(c, d_c, strict=True)]
             outputs.append(tangents[0])
             statistics.extend(tangents[1:])
     empty = spec.batch_size, spec.num_heads, 0
@@ -442,23 +449,15 @@ def _dense_second_order(
     spec = call.spec
     with torch.enable_grad():
         leaves = list(x) if keep_graph else [_as_leaf(a) for a in x]
-        moving = [n for n, leaf in enumerate(leaves) if leaf.requires_grad]
         targets = [leaf for leaf, needed in zip(leaves, needs_input_grad, strict=True) if needed]
         sums: list[Tensor | None] = [None] * len(targets)
         for rows in row_blocks(spec):
             results = _dense_outputs(
                 spec, call.inputs.with_tensors(leaves), rows, call.backend.compute_dtype or spec.score_dtype
             )
-            grads = _select_rows(c, len(results), rows, results)
-            sources = [leaves[n] for n in moving]
-            first = torch.autograd.grad(
-                *_differentiable_parts(results, grads, sources), create_graph=True, allow_unused=True
-            )
-            used = [(f, t[n]) for f, n in zip(first, moving, strict=True) if f is not None and f.requires_grad]
-            if used:
-                tangents = [d.to(f.dtype) for f, d in used]
-                second = torch.autograd.grad(
-                    [f for f, _ in used], targets, tangents, allow_unused=True, create_graph=keep_graph
-                )
+            block_c = _select_rows(c, len(results), rows, results)
+            gradients, tangents = _gradients_and_tangents(results, block_c, leaves, t)
+            if gradients:
+                second = torch.autograd.grad(gradients, targets, tangents, allow_unused=True, create_graph=keep_graph)
                 sums = _accumulate(sums, second, in_place=not keep_graph)
     return [torch.zeros_like(x) if total is None else total for total, x in zip(sums, targets, strict=True)]

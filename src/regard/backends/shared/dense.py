@@ -1,6 +1,6 @@
 """The direct formula on a block of queries, by differentiable torch operations: all scores of the block at once.
 
-`reference` runs it, second derivatives are taken of it, and single weights are computed by it.
+The reference backend runs it, higher derivatives differentiate it, and indexing the weights evaluates it.
 """
 
 from dataclasses import dataclass
@@ -185,7 +185,7 @@ def pairwise_scores(
 ) -> Tensor:
     """The scores at these positions that are not a dot product: additive, u·tanh(q + k), and custom scores.
 
-    u has shape (hidden,), or (heads, hidden) for all heads of the call, of which `positions` selects those of q and k.
+    u has shape (hidden,), or (heads, hidden) for all heads of the call; `positions` selects the heads of q and k.
     """
     if spec.score_kind == "additive":
         u = parameters[0].to(q.dtype)

@@ -2,7 +2,7 @@
 
 All arithmetic is on 32-bit words, so that the C++ kernels compute the same numbers. With mix(x) as below,
 
-    row   = mix(mix(mix(mix(seed_low) + seed_high) + b) + h) + i),    stride = mix(row ^ 0x9E3779B9)
+    row   = mix(mix(mix(mix(mix(seed_low) + seed_high) + b) + h) + i),    stride = mix(row ^ 0x9E3779B9)
     word  = mix(j * (stride | 1) + row)
 
 and the pair is dropped if word < round(p * 2**32). Each row has its own stride, so two rows have the same pattern only

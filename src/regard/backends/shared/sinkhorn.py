@@ -1,4 +1,4 @@
-"""Sinkhorn's normalizer: rows and columns normalized in turn, each by a pass over tiles that keeps one number.
+"""The Sinkhorn normalizer: rows and columns are normalized in turn. Each pass over the tiles stores one number per row.
 
 With potentials u_i for rows and v_j for columns, a_ij = exp(s_ij + u_i + v_j), and
 
@@ -8,7 +8,7 @@ A pass over rows is the lse of a call without values, with v_j added to its scor
 the transposed call, in which keys attend to queries, with u_i added. The last pass over rows is the output itself:
 softmax of s_ij + v_j.
 
-A pass over rows can give the next v_j as well: v_j less the logarithm of the weight that key j receives, the sum over i
+A pass over rows can also give the next v_j: v_j minus the logarithm of the weight that key j receives, the sum over i
 of exp(s_ij + u_i + v_j). That halves the work on a backend that sums columns. Both potentials are then known before
 autograd starts: derivatives start from the known lse of each pass, so that the results are the same with and without
 them.
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.backends.protocol import Backend, SupportsColumnSums
 from regard.backends.shared.autograd import BackendCall, attach_gradient, needs_autograd, run_forward, vmap_loop
-from regard.backends.shared.sinkhorn_support import refuse_identity
+from regard.backends.shared.sinkhorn_support import check_allows_more_than_identity
 from regard.call.spec import BackendInputs, CallSpec
 from regard.expr.ir import Expr, apply, constant, lookup, substitute, variable
 
@@ -36,7 +36,7 @@ def reduce_to_softmax(backend: Backend, spec: CallSpec, inputs: BackendInputs, i
     """The call whose softmax is Sinkhorn's: v_j of the last pass over columns is added to its scores."""
     if iterations == 1 or 0 in spec.score_shape:
         return spec, inputs
-    refuse_identity(spec, inputs)
+    check_allows_more_than_identity(spec, inputs)
     rows = _without_values(spec, inputs)
     columns = _transpose_call(*rows)
     v: Tensor | None = None

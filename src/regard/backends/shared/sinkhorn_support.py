@@ -1,4 +1,4 @@
-"""Which masks Sinkhorn's normalizer refuses: those whose only doubly stochastic weights are the identity.
+"""Rejects masks under which the identity is the only doubly stochastic matrix, for the Sinkhorn normalizer.
 
 Leave out the queries that attend to nothing and the keys that no query attends to, and order the rest by the last key
 they attend to. If as many queries as keys remain, and the a-th query attends to the a-th key and to none after it, then
@@ -22,8 +22,8 @@ from regard.plan.tiling import QueryStrip, Tiling, call_coverage, query_strips
 TILING = Tiling(256, 256, 2**18)
 
 
-def refuse_identity(spec: CallSpec, inputs: BackendInputs) -> None:
-    """Raise an error if the mask leaves only the identity."""
+def check_allows_more_than_identity(spec: CallSpec, inputs: BackendInputs) -> None:
+    """Raise an error if the identity is the only doubly stochastic matrix under the mask."""
     condition = effective_mask(spec.mask, spec.score_mod, inputs.tensors)
     if condition is TRUE or min(spec.n_q, spec.n_k) < 2:
         return
@@ -31,9 +31,9 @@ def refuse_identity(spec: CallSpec, inputs: BackendInputs) -> None:
     if later == earlier or not bool(_leaves_only_identity(spec, inputs, condition, flip=later).any()):
         return
     raise ArgumentError(
-        "sinkhorn needs a mask under which more than one key can keep weight; no query attends to "
-        f"{'earlier' if later else 'later'} keys than its own under this mask, so the only weights with equal row sums "
-        "and equal column sums are the identity. Use normalizer.softmax() with this mask, or sinkhorn without it."
+        "sinkhorn requires a mask that allows more than one doubly stochastic matrix; under this mask no query attends "
+        f"to {'earlier' if later else 'later'} keys than its own, so the only one is the identity. Use "
+        "normalizer.softmax() with this mask, or sinkhorn without it."
     )
 
 
@@ -68,8 +68,10 @@ def _leaves_only_identity(spec: CallSpec, inputs: BackendInputs, condition: Expr
 
 
 def _row_summaries(spec: CallSpec, inputs: BackendInputs, condition: Expr, flip: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """How many keys each query attends to and the last of them (batch, heads, n_q), -1 if none; and whether any query
-    attends to a key (batch, heads, n_k)."""
+    """Return the number of keys and the last key that each query attends to, and which keys any query attends to.
+
+    The first two are (batch, heads, n_q), with -1 for no last key; the third is (batch, heads, n_k).
+    """
     device, number = inputs.q.device, torch.arange(spec.n_k, device=inputs.q.device)
     number = number.flip(0) if flip else number
     visible = torch.zeros((spec.batch_size, spec.num_heads, spec.n_q), dtype=torch.int64, device=device)
@@ -80,8 +82,8 @@ def _row_summaries(spec: CallSpec, inputs: BackendInputs, condition: Expr, flip:
         rows = (*heads, slice(strip.i.start, strip.i.stop))
         for keys, _ in strip.keys:
             columns = slice(keys.start, keys.stop)
-            seen = _visible(spec, inputs, condition, strip, keys)
-            used[(*heads, columns)] |= seen.any(-2)
-            visible[rows] += seen.sum(-1)
-            last[rows] = torch.maximum(last[rows], torch.where(seen, number[columns], -1).amax(-1))
+            is_visible = _visible(spec, inputs, condition, strip, keys)
+            used[(*heads, columns)] |= is_visible.any(-2)
+            visible[rows] += is_visible.sum(-1)
+            last[rows] = torch.maximum(last[rows], torch.where(is_visible, number[columns], -1).amax(-1))
     return visible, last, used.flip(-1) if flip else used

@@ -26,13 +26,10 @@ from regard.plan.tiling import Tiling
 
 MAX_SCORES_PER_PASS = 2**20
 
-FindThresholds = Callable[[CallSpec, BackendInputs, Tiling], Tensor]
 SoftmaxCall = tuple[CallSpec, BackendInputs]
 
 
-def forward(
-    backend: Backend, spec: CallSpec, inputs: BackendInputs, tiling: Tiling, find_thresholds: FindThresholds
-) -> tuple[Tensor, Tensor]:
+def forward(backend: Backend, spec: CallSpec, inputs: BackendInputs, tiling: Tiling) -> tuple[Tensor, Tensor]:
     """The output and the threshold of each row."""
     threshold = find_thresholds(spec, inputs, tiling)
     output, _ = backend.forward(*reduce_to_softmax(spec, inputs, threshold), tiling)

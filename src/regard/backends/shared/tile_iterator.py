@@ -239,7 +239,7 @@ def _round_up(size: int, step: int) -> int:
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """Pad rows with zeros to whole cache lines, the first row aligned to one. Return x itself if it is so already."""
+    """Pad rows with zeros to whole cache lines, and align the first row. Return x itself if it is already aligned."""
     dim = x.shape[-1]
     if dim % FLOATS_PER_CACHE_LINE:
         padded = x.new_zeros((*x.shape[:-1], _round_up(dim, FLOATS_PER_CACHE_LINE)))

@@ -24,7 +24,7 @@ class WeightTileRequest:
     cell_size: int = 0  # keys in a cell; 0 for no cells
 
     def __or__(self, other: "WeightTileRequest") -> "WeightTileRequest":
-        """The statistics of both. There is one cell size: with two, all pairs are computed."""
+        """Return the union of two requests. Requests with different cell sizes are merged to a request of all pairs."""
         sizes_differ = bool(self.cell_size and other.cell_size and self.cell_size != other.cell_size)
         return WeightTileRequest(
             self.all_pairs or other.all_pairs or sizes_differ,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.shared.dense import normalizer_parameter
-from regard.backends.shared.sinkhorn_support import refuse_identity
+from regard.backends.shared.sinkhorn_support import check_allows_more_than_identity
 from regard.stage_spec import PAIR_AXES, QUERY_AXES
 from regard.walkthrough.expanded_call import ExpandedCall
 from regard.walkthrough.stage import StageBuilder, StageTensor
@@ -16,7 +16,7 @@ def add_weight_stages(builder: StageBuilder, call: ExpandedCall, score: StageTen
     """Add the stages from scores, -inf where hidden, to weights; the last stage is named weights."""
     normalizer, spec = call.parsed_call.normalizer, call.parsed_call.spec
     if normalizer.iterations > 1:
-        refuse_identity(spec, call.inputs)
+        check_allows_more_than_identity(spec, call.inputs)
     stage_specs = normalizer.stage_specs
     if not stage_specs:
         return _add_custom_normalizer_stages(builder, call, score, visible)

@@ -1,1 +1,1 @@
-"""codegen"""
+"""Compiles masks and score modifiers to programs for the tile interpreter."""

@@ -179,7 +179,7 @@ def _conjuncts(mask: Expr) -> list[Expr]:
 
 class _ProgramCompiler:
     def __init__(self, shapes: Sequence[tuple[int, ...]], strides: Sequence[tuple[int, ...]]) -> None:
-        self.sizes, self.strides = shapes, strides
+        self.shapes, self.strides = shapes, strides
         self.instructions: list[TileInstruction] = []
         self.per_query: list[Precomputed] = []
         self.per_key: list[Precomputed] = []
@@ -225,9 +225,9 @@ class _ProgramCompiler:
         """Add each pair's gradient, times `derivative`, to the element of sum `sum_index` that the lookup reads."""
         operands: dict[NodeUse, Operand] = {}
         self._emit_subexprs(derivative, True, operands)
-        shapes = self.sizes[slot_of(node)]
+        shape = self.shapes[slot_of(node)]
         factor = self._operand(derivative, True, operands)
-        a, b = self._address(node, [math.prod(shapes[n + 1 :]) for n in range(len(shapes))], operands)
+        a, b = self._address(node, [math.prod(shape[n + 1 :]) for n in range(len(shape))], operands)
         self.instructions.append(TileInstruction("scatter_add", SCRATCH_REGISTER, a, b, factor, sum_index))
         self._used_registers.clear()
 
@@ -326,7 +326,7 @@ class _ProgramCompiler:
         """The index that a lookup reads, as the sum of two operands: one per query, if possible, and one per key."""
         on_lanes = on_keys = on_tiles = constant(0)
         address: Operand | None = None
-        for index, size, stride in zip(expr.args, self.sizes[slot_of(expr)], strides, strict=True):
+        for index, size, stride in zip(expr.args, self.shapes[slot_of(expr)], strides, strict=True):
             self.lookup_indices.append((index, size))
             parts = self._affine_analysis.split_query_key(index)
             step = constant(stride)
@@ -357,7 +357,7 @@ class _ProgramCompiler:
             if any(a.kind == "float" for a in args):
                 return self._emit(f"f_{name}", *(self._float_operand(a, in_score_dtype, operands) for a in sides))
             return self._emit(f"i_{name}", *(self._int_operand(a, operands) for a in sides))
-        if op in ("to_float", "exact"):
+        if op == "to_float":
             return self._float_operand(args[0], in_score_dtype, operands)
         if op in WRAP_RANGES:
             return self._emit_wrap(op, self._int_operand(args[0], operands))
@@ -426,7 +426,7 @@ class _ProgramCompiler:
     def _int_operand(self, expr: Expr, operands: dict[NodeUse, Operand]) -> Operand:
         if expr.kind == "int":
             return self._operand(expr, False, operands)
-        if expr.op == "constant" or not is_pairwise(expr):
+        if not is_pairwise(expr):
             return self._operand(apply("to_int", expr), False, operands)
         return self._emit("b_to_i", self._operand(expr, False, operands))
 

@@ -76,14 +76,14 @@ function projectInputs({ x, w_q, w_k, w_v, q, k, v }) {
   if (!x) return { Q: q, K: k, V: v };
   for (const [name, w] of Object.entries({ w_q, w_k, w_v }))
     if (w.length !== x[0].length)
-      throw new Error(`${name} must have as many rows as x has columns, got ${w.length} rows, ${x[0].length} columns.`);
+      throw new Error(`${name} must have as many rows as x has columns; got ${w.length} rows, ${x[0].length} columns.`);
   return { X: x, W_Q: w_q, W_K: w_k, W_V: w_v, Q: product(x, w_q), K: product(x, w_k), V: product(x, w_v) };
 }
 
 function checkShapes({ Q, K, V }) {
   if (Q[0].length !== K[0].length)
-    throw new Error(`q and k must have the same head dimension, got q=${Q[0].length}, k=${K[0].length}.`);
-  if (K.length !== V.length) throw new Error(`k and v must have the same length, got k=${K.length}, v=${V.length}.`);
+    throw new Error(`q and k must have the same head dimension; got q=${Q[0].length}, k=${K[0].length}.`);
+  if (K.length !== V.length) throw new Error(`k and v must have the same length; got k=${K.length}, v=${V.length}.`);
 }
 
 function product(a, b) {
