@@ -15,8 +15,7 @@ from torch import Tensor
 
 from regard.backends.execute import execute
 from regard.backends.fast_path import run_fast_path, store_fast_call
-from regard.backends.protocol import SupportsFastPath
-from regard.backends.registry import BACKENDS, BACKENDS_BY_NAME, weight_tile_source
+from regard.backends.registry import BACKENDS, BACKENDS_BY_NAME, FAST_PATH_BACKENDS, weight_tile_source
 from regard.backends.shared.thresholds import weight_inputs
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
@@ -114,8 +113,8 @@ def _run(call: AttentionCall) -> Any:
     parsed = parse_call(call)
     execution = execute(parsed, choose_backend(parsed.spec, BACKENDS, call.backend))
     plan, inputs = execution.plan, execution.inputs
-    backend = BACKENDS_BY_NAME[plan.backend]
-    if isinstance(backend, SupportsFastPath):
+    backend = FAST_PATH_BACKENDS.get(plan.backend)
+    if backend is not None:
         store_fast_call(call, lambda: backend.make_fast_call(plan.spec, inputs, plan.tiling))
     return parsed.restore_shape(execution.output)
 

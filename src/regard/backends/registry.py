@@ -2,7 +2,7 @@
 
 from regard.backends.flex.backend import FlexBackend
 from regard.backends.native.backend import NativeBackend
-from regard.backends.protocol import Backend, SupportsWeightTiles
+from regard.backends.protocol import Backend, SupportsFastPath, SupportsWeightTiles
 from regard.backends.reference import ReferenceBackend
 from regard.backends.shared.weight_tiles import TorchWeightTiles, WeightInputs, WeightTileSource
 from regard.backends.tiled import TiledBackend
@@ -16,6 +16,7 @@ BACKENDS: tuple[Backend, ...] = (
     ReferenceBackend(),
 )
 BACKENDS_BY_NAME = {backend.name: backend for backend in BACKENDS}
+FAST_PATH_BACKENDS = {backend.name: backend for backend in BACKENDS if isinstance(backend, SupportsFastPath)}
 
 
 def available_backends() -> tuple[str, ...]:

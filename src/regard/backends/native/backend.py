@@ -305,13 +305,13 @@ class NativeFastCall:
             return None
         output, lse = q.new_empty(self.shape), q.new_empty(self.shape[:3], dtype=torch.float32)
         packed_params = bytearray(self.packed_params)
-        _INT64.pack_into(packed_params, AttentionParams.n_k.offset, n_k)
-        _INT64.pack_into(packed_params, AttentionParams.num_threads.offset, torch.get_num_threads())
+        _INT64.pack_into(packed_params, _N_K_OFFSET, n_k)
+        _INT64.pack_into(packed_params, _NUM_THREADS_OFFSET, torch.get_num_threads())
         for rows, x, stride in zip(_QKV_OFFSETS, (q, k, v), strides, strict=True):
             if not (data := x.data_ptr()):  # a zero tensor, which has no memory
                 return None
             _FOUR_INT64.pack_into(packed_params, rows, data, *stride[:3])
-        _TWO_INT64.pack_into(packed_params, AttentionParams.output.offset, output.data_ptr(), lse.data_ptr())
+        _TWO_INT64.pack_into(packed_params, _OUTPUT_OFFSET, output.data_ptr(), lse.data_ptr())
         abi.core.forward(self.build_index, bytes(packed_params))
         return output
 
@@ -442,6 +442,8 @@ def _strided_rows(x: Tensor) -> StridedRows:
 
 _INT64, _TWO_INT64, _FOUR_INT64 = struct.Struct("q"), struct.Struct("2q"), struct.Struct("4q")
 _QKV_OFFSETS = (AttentionParams.q.offset, AttentionParams.k.offset, AttentionParams.v.offset)
+_N_K_OFFSET, _NUM_THREADS_OFFSET = AttentionParams.n_k.offset, AttentionParams.num_threads.offset
+_OUTPUT_OFFSET = AttentionParams.output.offset  # the row statistic follows
 
 
 def _pack_params(
