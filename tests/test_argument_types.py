@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.argument_types import CONVERTED, check_fields, check_types
+from regard.argument_types import UNCHECKED, check_fields, check_types
 from regard.errors import ArgumentError
 
 
@@ -27,7 +27,7 @@ def annotated(
     title: str = "",
     free: Any = None,
     items: Sequence[object] = (),
-    converted: Annotated[int, CONVERTED] | None = None,
+    converted: Annotated[int, UNCHECKED] | None = None,
     noted: Annotated[int, "at least 1"] = 1,
 ) -> int:
     return len(more)

@@ -27,21 +27,21 @@ Check = tuple[Predicate, str]  # the predicate, and the text after "must be" in 
 MAX_INT_MAGNITUDE = 2**63  # larger integers do not fit into a size or an index
 
 
-class _Converted:
-    """Marks an annotation whose argument the function converts and checks itself: `Annotated[..., CONVERTED]`."""
+class _UncheckedMarker:
+    """Marks an annotation that `check_types` skips: `Annotated[..., UNCHECKED]`. The function checks it itself."""
 
     def __repr__(self) -> str:
-        return "CONVERTED"
+        return "UNCHECKED"
 
 
-CONVERTED = _Converted()
+UNCHECKED = _UncheckedMarker()
 
 
 def check_types(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function so that an argument of the wrong type raises an `ArgumentError` that names the argument.
 
     Tensors, ints, finite floats, booleans, strings, functions, classes, and sequences and unions of these are checked.
-    Parameters without an annotation, or annotated as `Any`, `object` or `Annotated[..., CONVERTED]`, are not checked.
+    Parameters without an annotation, or annotated as `Any`, `object` or `Annotated[..., UNCHECKED]`, are not checked.
 
     >>> @check_types
     ... def repeat(text: str, times: int = 2) -> str:
@@ -123,7 +123,7 @@ def _annotation_check(annotation: Any) -> Check | None:
         return _BASIC_CHECKS[annotation]
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return None if CONVERTED in annotation.__metadata__ else _annotation_check(inner[0])
+        return None if UNCHECKED in annotation.__metadata__ else _annotation_check(inner[0])
     if origin in (Union, types.UnionType):
         return _union_check([_annotation_check(option) for option in inner])
     if isinstance(annotation, TypeVar):

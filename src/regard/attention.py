@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.execute import execute
-from regard.backends.fast_path import run_fast_path, store_fast_call
+from regard.backends.fast_path import run_stored_call, store_fast_call
 from regard.backends.registry import BACKENDS, BACKENDS_BY_NAME, FAST_PATH_BACKENDS, weight_tile_source
 from regard.backends.shared.thresholds import weight_inputs
 from regard.call.attention_call import AttentionCall
@@ -107,7 +107,7 @@ def attention(
 
 
 def _run(call: AttentionCall) -> Any:
-    output = run_fast_path(call)
+    output = run_stored_call(call)
     if output is not None:
         return output
     parsed = parse_call(call)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from regard.argument_types import CONVERTED, check_signature, check_types
+from regard.argument_types import UNCHECKED, check_signature, check_types
 from regard.checks import describe
 from regard.errors import ArgumentError
 from regard.expr.serialize import materialize, serializable
@@ -70,7 +70,7 @@ class FeatureMap(ABC):
         raise NotImplementedError(f"the weights of {type(self).__name__} do not depend on the distance")
 
 
-FeatureMapLike: TypeAlias = Annotated[FeatureMap | RowFunction, CONVERTED]
+FeatureMapLike: TypeAlias = Annotated[FeatureMap | RowFunction, UNCHECKED]
 
 
 @dataclass(frozen=True, eq=False)

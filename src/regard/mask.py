@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.argument_types import CONVERTED, MAX_INT_MAGNITUDE, check_types
+from regard.argument_types import MAX_INT_MAGNITUDE, UNCHECKED, check_types
 from regard.cache import memoize, retained_bytes
 from regard.checks import choice, describe, integer, is_integer_tensor
 from regard.checks import tensor as checked_tensor
@@ -45,12 +45,12 @@ from regard.expr.closed_expr import (
     merge_captures,
     trace_builtin,
 )
-from regard.expr.coverage import ScoreShape, TileCoverage, density, tile_coverage
 from regard.expr.evaluate import Evaluator, IndexGrid
 from regard.expr.ir import Expr, apply
 from regard.expr.printing import to_latex, to_text
 from regard.expr.serialize import example, materialize, serializable
 from regard.expr.shape_checks import RequireNonnegativePositions, require_one_per
+from regard.expr.tile_coverage import ScoreShape, TileCoverage, density, tile_coverage
 from regard.expr.trace import MASK_VARIABLES, trace
 from regard.tensors.convert import ArrayLike, as_tensor
 
@@ -237,7 +237,7 @@ class Mask(ClosedExpr):
         return "\n".join("".join(row) for row in grid)
 
 
-MaskLike: TypeAlias = Annotated[Mask | Tensor | NDArray[np.bool_] | Callable[..., Any], CONVERTED]
+MaskLike: TypeAlias = Annotated[Mask | Tensor | NDArray[np.bool_] | Callable[..., Any], UNCHECKED]
 
 
 def as_mask(value: Any) -> Mask:

@@ -18,16 +18,16 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from regard.argument_types import CONVERTED, check_types
+from regard.argument_types import UNCHECKED, check_types
 from regard.catalog_entry import normalizer_entry
 from regard.errors import ArgumentError
 from regard.expr.closed_expr import ClosedExpr, QueryOffset, ShapeCheck, trace_builtin
 from regard.expr.counter_rng import position_uniform
-from regard.expr.coverage import ScoreShape
 from regard.expr.ir import constant
 from regard.expr.score_modifier import ScoreModifier, trace_builtin_modifier
 from regard.expr.serialize import example, materialize, serializable
 from regard.expr.shape_checks import check_scalar_or_per_head, require_one_per
+from regard.expr.tile_coverage import ScoreShape
 from regard.feature_map import FeatureMap, FeatureMapLike, as_feature_map
 from regard.normalizers.streaming import (
     EXP_STAGES,
@@ -110,7 +110,7 @@ class Normalizer:
         return own or (self.row_normalizer.stages if self.factor is None else ())
 
 
-NormalizerLike: TypeAlias = Annotated[Normalizer | RowNormalizer, CONVERTED]
+NormalizerLike: TypeAlias = Annotated[Normalizer | RowNormalizer, UNCHECKED]
 
 
 @example("softmax")

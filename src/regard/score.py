@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.argument_types import CONVERTED, check_signature, check_types
+from regard.argument_types import UNCHECKED, check_signature, check_types
 from regard.checks import describe, tensor
 from regard.errors import ArgumentError
 from regard.expr.closed_expr import ClosedExpr
@@ -198,8 +198,8 @@ class Score:
         return (PRODUCTS,) if type(self) is Score else ()
 
 
-ModifierLike: TypeAlias = Annotated[ScoreModifier | Tensor | Callable[..., Any], CONVERTED]
-ScoreLike: TypeAlias = Annotated[Score | ScoreModifier | Tensor | NDArray[Any] | Callable[..., Any], CONVERTED]
+ModifierLike: TypeAlias = Annotated[ScoreModifier | Tensor | Callable[..., Any], UNCHECKED]
+ScoreLike: TypeAlias = Annotated[Score | ScoreModifier | Tensor | NDArray[Any] | Callable[..., Any], UNCHECKED]
 
 
 def _traced_modifier(value: Any) -> Any:
@@ -715,7 +715,7 @@ class RelativeValues:
             )
 
 
-ValueLike: TypeAlias = Annotated[RelativeValues | Callable[[Tensor], Tensor], CONVERTED]
+ValueLike: TypeAlias = Annotated[RelativeValues | Callable[[Tensor], Tensor], UNCHECKED]
 
 
 @serializable

@@ -20,9 +20,9 @@ from regard.call.parse import parse_call
 from regard.checks import describe, is_integer_tensor
 from regard.errors import ArgumentError
 from regard.expr.closed_expr import CapturedTensor, ClosedExpr, TensorFromQueries, TensorFromShape, trace_builtin
-from regard.expr.coverage import ScoreShape
 from regard.expr.ir import lookup, renumber_slots, slot_of, substitute, variable, walk
 from regard.expr.score_modifier import ScoreModifier
+from regard.expr.tile_coverage import ScoreShape
 from regard.mask import Mask, MaskLike, as_mask
 from regard.normalizer import NormalizerLike, as_normalizer
 from regard.plan.choose import choose_backend

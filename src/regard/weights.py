@@ -25,7 +25,7 @@ from regard.backends.shared.weight_tiles import (
 )
 from regard.call.spec import BackendInputs, ParsedCall
 from regard.errors import ArgumentError, BudgetError, OutOfRangeError
-from regard.expr.coverage import TileCoverage
+from regard.expr.tile_coverage import TileCoverage
 from regard.measure import Measure, Measurements, WeightTile
 from regard.plan.choose import Plan
 from regard.plan.tiling import call_coverage, query_strips

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard
 from regard import mask, normalizer, score
-from regard.backends.native.backend import Build, NativeBackend, builds
+from regard.backends.native.backend import KernelBuild, NativeBackend, builds
 from regard.backends.registry import BACKENDS_BY_NAME
 from regard.backends.shared.autograd import differentiable_forward
 from regard.call.attention_call import AttentionCall
@@ -25,7 +25,7 @@ REACHES = [125 * math.log(2) / 2 / channels for channels in (8, 4, 2)]
 SWITCHES = [at + move for at in REACHES for move in (-0.1, -1e-3, -1e-5, 0.0, 1e-5, 1e-3, 0.1)]
 
 
-def output_and_gradients(build: Build | None, tensors: list[Tensor], **options: Any) -> list[Tensor]:
+def output_and_gradients(build: KernelBuild | None, tensors: list[Tensor], **options: Any) -> list[Tensor]:
     """Output and gradients of q, k, v, w_q, w_k and u; in float64 by the definition, if build is None."""
     exact = torch.float64 if build is None else torch.float32
     leaves = [x.detach().to(exact).requires_grad_() for x in tensors]
@@ -81,7 +81,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("size", [1.0, 40.0], ids=["small numbers", "large numbers"])
 def test_additive_scores_and_gradients_agree_with_the_definition(
-    build: Build, shape: tuple[int, ...], name: str, size: float
+    build: KernelBuild, shape: tuple[int, ...], name: str, size: float
 ) -> None:
     tensors = call(*shape, per_head=shape[2] == 4)
     tensors[3], tensors[4] = tensors[3] * size, tensors[4] * size
@@ -96,7 +96,7 @@ def test_additive_scores_and_gradients_agree_with_the_definition(
 @every_build
 @pytest.mark.parametrize("distance", [*SWITCHES, 45.0, 90.0, 1e5])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_sum_is_right_around_each_switch_of_the_form(build: Build, distance: float, sign: float) -> None:
+def test_sum_is_right_around_each_switch_of_the_form(build: KernelBuild, distance: float, sign: float) -> None:
     """One query and one key add up to the given distance in every channel."""
     tensors = call(20, 40, 1, 1, 8)
     q, k = torch.randn(2, 1, 20, 8), torch.randn(2, 1, 40, 8)
@@ -107,7 +107,7 @@ def test_sum_is_right_around_each_switch_of_the_form(build: Build, distance: flo
 
 
 @every_build
-def test_channels_with_zero_weight_change_nothing(build: Build) -> None:
+def test_channels_with_zero_weight_change_nothing(build: KernelBuild) -> None:
     """Large inputs where u is 0 select another form of the same sum."""
     *tensors, w_q, w_k, u = call(60, 150, 2, 1, 24)
     bias = torch.zeros(32)
@@ -127,7 +127,7 @@ def test_channels_with_zero_weight_change_nothing(build: Build) -> None:
 
 @every_build
 @pytest.mark.parametrize("large", [1e6, 1e20, 1e30])
-def test_large_u_gives_the_right_lse(build: Build, large: float) -> None:
+def test_large_u_gives_the_right_lse(build: KernelBuild, large: float) -> None:
     """All scores are equal and large, so all weights are equal."""
     q, k, v = torch.full((1, 1, 4, 8), 4.0), torch.full((1, 1, 40, 8), 1.0), torch.randn(1, 1, 40, 8)
     problem = parse_call(
@@ -143,7 +143,7 @@ def test_large_u_gives_the_right_lse(build: Build, large: float) -> None:
 
 @every_build
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_nonfinite_hidden_key_changes_nothing(build: Build, bad: float) -> None:
+def test_nonfinite_hidden_key_changes_nothing(build: KernelBuild, bad: float) -> None:
     tensors = call(30, 60, 2, 1, 16)
     hidden = tensors[1].clone()
     hidden[:, :, -7:] = bad
@@ -158,7 +158,7 @@ def test_nonfinite_hidden_key_changes_nothing(build: Build, bad: float) -> None:
 
 
 @every_build
-def test_any_number_of_threads_gives_the_same_bits(build: Build) -> None:
+def test_any_number_of_threads_gives_the_same_bits(build: KernelBuild) -> None:
     before = torch.get_num_threads()
     numbers = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(2, heads, n, 20, generator=numbers) for heads, n in ((4, 200), (2, 300), (2, 300)))

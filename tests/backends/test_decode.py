@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard import mask, score
-from regard.backends.native.backend import Build, NativeBackend, builds
+from regard.backends.native.backend import KernelBuild, NativeBackend, builds
 from regard.backends.shared.autograd import differentiable_forward
 from regard.backends.tiled import TiledBackend
 from regard.call.attention_call import AttentionCall
@@ -62,7 +62,7 @@ def run(backend: object, q: Tensor, k: Tensor, v: Tensor, **options: object) -> 
     return output, lse
 
 
-def assert_agrees_with_tiled(build: Build, q: Tensor, k: Tensor, v: Tensor, **options: object) -> None:
+def assert_agrees_with_tiled(build: KernelBuild, q: Tensor, k: Tensor, v: Tensor, **options: object) -> None:
     actual, expected = (
         run(NativeBackend(TiledBackend(), build), q, k, v, **options),
         run(TiledBackend(), q, k, v, **options),
@@ -74,13 +74,13 @@ def assert_agrees_with_tiled(build: Build, q: Tensor, k: Tensor, v: Tensor, **op
 @pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_few_queries_agree_with_tiled(build: Build, shape: tuple[int, ...], name: str) -> None:
+def test_few_queries_agree_with_tiled(build: KernelBuild, shape: tuple[int, ...], name: str) -> None:
     assert_agrees_with_tiled(build, *random_inputs(shape), **OPTIONS[name](shape[3]))
 
 
 @pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1], SHAPES[10]], ids=str)
-def test_strided_keys_agree_with_tiled(build: Build, shape: tuple[int, ...]) -> None:
+def test_strided_keys_agree_with_tiled(build: KernelBuild, shape: tuple[int, ...]) -> None:
     q, k, v = random_inputs(shape)
     assert_agrees_with_tiled(
         build, q, k.transpose(1, 2).contiguous().transpose(1, 2), v[:1].expand_as(v), mask=mask.causal()
@@ -92,7 +92,7 @@ def test_strided_keys_agree_with_tiled(build: Build, shape: tuple[int, ...]) -> 
 @pytest.mark.parametrize("nonfinite", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("where", ["k", "v"])
 def test_nonfinite_hidden_keys_change_nothing(
-    build: Build, shape: tuple[int, ...], nonfinite: float, where: str
+    build: KernelBuild, shape: tuple[int, ...], nonfinite: float, where: str
 ) -> None:
     q, k, v = random_inputs(shape)
     hidden = torch.arange(shape[3]) % 7 == 3
@@ -108,7 +108,7 @@ def test_nonfinite_hidden_keys_change_nothing(
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize("name", ["plain", "causal", "alibi"])
 def test_nonfinite_inputs_reach_the_same_outputs_as_in_tiled(
-    build: Build, shape: tuple[int, ...], where: str, name: str
+    build: KernelBuild, shape: tuple[int, ...], where: str, name: str
 ) -> None:
     numbers = dict(zip("qkv", random_inputs(shape), strict=True))
     numbers[where][1, :, -1, 2] = torch.inf

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import regard
 from regard import mask, score
-from regard.backends.native.backend import Build, NativeBackend, builds
+from regard.backends.native.backend import KernelBuild, NativeBackend, builds
 from regard.backends.shared.autograd import differentiable_forward
 from regard.backends.tiled import TiledBackend
 from regard.call.attention_call import AttentionCall
@@ -48,7 +48,7 @@ def output_and_gradients(
 @pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_only_inputs_and_outputs_are_rounded(dtype, build: Build, shape, name):
+def test_only_inputs_and_outputs_are_rounded(dtype, build: KernelBuild, shape, name):
     tensors = random_inputs(shape, dtype)
     actual = output_and_gradients(NativeBackend(NoFallback(), build), *tensors, **OPTIONS[name])
     expected = output_and_gradients(NativeBackend(NoFallback(), build), *(x.float() for x in tensors), **OPTIONS[name])
@@ -64,7 +64,7 @@ def test_only_inputs_and_outputs_are_rounded(dtype, build: Build, shape, name):
 @pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_output_without_gradients_is_the_float32_output_rounded_to_nearest(
-    dtype: torch.dtype, build: Build, shape: tuple[int, ...]
+    dtype: torch.dtype, build: KernelBuild, shape: tuple[int, ...]
 ) -> None:
     backend = NativeBackend(NoFallback(), build)
     half, exact = (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.backends.native.backend import Build, NativeBackend, builds
+from regard.backends.native.backend import KernelBuild, NativeBackend, builds
 from regard.backends.shared.autograd import differentiable_forward
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
@@ -37,7 +37,7 @@ def direct(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
-def native(build: Build) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+def native(build: KernelBuild) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
     def compute(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         call, backend = parse_call(AttentionCall(q, k, v)), NativeBackend(None, build)
         output, lse = differentiable_forward(backend, call.spec, backend.tiling(call.spec), call.prepare_inputs())[:2]
@@ -53,7 +53,7 @@ def results(compute: Callable[..., tuple[Tensor, Tensor]], tensors: list[Tensor]
     return [output.detach(), lse.detach(), *torch.autograd.grad(output, leaves, d_output.to(output.dtype))]
 
 
-def errors(build: Build, shape: tuple[int, int, int, int], head_dim: int) -> tuple[Tensor, Tensor]:
+def errors(build: KernelBuild, shape: tuple[int, int, int, int], head_dim: int) -> tuple[Tensor, Tensor]:
     """Root mean square errors of native and of the direct formula, one for each of NAMES."""
     heads, kv_heads, n_q, n_k = shape
     squares = torch.zeros(2, len(NAMES), dtype=torch.float64)
@@ -70,7 +70,9 @@ def errors(build: Build, shape: tuple[int, int, int, int], head_dim: int) -> tup
 
 @pytest.mark.parametrize("shape_name", SHAPES)
 @pytest.mark.parametrize("build", builds(), ids=lambda build: build.name)
-def test_errors_are_at_most_twice_those_of_the_direct_formula_for_every_head_dim(build: Build, shape_name: str) -> None:
+def test_errors_are_at_most_twice_those_of_the_direct_formula_for_every_head_dim(
+    build: KernelBuild, shape_name: str
+) -> None:
     shape, checked_names = SHAPES[shape_name]
     for head_dim in HEAD_DIMS:
         ours, theirs = (dict(zip(NAMES, x.tolist(), strict=True)) for x in errors(build, shape, head_dim))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard import mask, normalizer, score
-from regard.backends.native.backend import Build, NativeBackend, builds
+from regard.backends.native.backend import KernelBuild, NativeBackend, builds
 from regard.backends.reference import ReferenceBackend
 from regard.backends.shared.autograd import differentiable_forward
 from regard.call.attention_call import AttentionCall
@@ -55,7 +55,7 @@ def random_inputs(n_q: int, n_k: int, head_dim: int, value_dim: int) -> list[Ten
 @every_build
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("normalizer_name", NORMALIZERS)
-def test_every_option_agrees_with_the_definition(build: Build, name: str, normalizer_name: str) -> None:
+def test_every_option_agrees_with_the_definition(build: KernelBuild, name: str, normalizer_name: str) -> None:
     tensors = random_inputs(61, 210, 8, 9)
     options = OPTIONS[name] | dict(normalizer=NORMALIZERS[normalizer_name])
 
@@ -69,7 +69,9 @@ def test_every_option_agrees_with_the_definition(build: Build, name: str, normal
 @every_build
 @pytest.mark.parametrize("shape", [(1, 300, 8, 8), (48, 48, 64, 16), (49, 129, 24, 40), (3, 1, 8, 8), (0, 5, 8, 8)])
 @pytest.mark.parametrize("normalizer_name", ["sparsemax", "topk"])
-def test_every_shape_agrees_with_the_definition(build: Build, shape: tuple[int, ...], normalizer_name: str) -> None:
+def test_every_shape_agrees_with_the_definition(
+    build: KernelBuild, shape: tuple[int, ...], normalizer_name: str
+) -> None:
     tensors = random_inputs(*shape)
 
     actual = output_and_gradients(NativeBackend(NoFallback(), build), tensors, normalizer=NORMALIZERS[normalizer_name])
@@ -83,7 +85,7 @@ def test_every_shape_agrees_with_the_definition(build: Build, shape: tuple[int, 
 @every_build
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("normalizer_name", ["sparsemax", "entmax 1.5", "topk"])
-def test_half_precision_rounds_only_inputs_and_outputs(build: Build, dtype, normalizer_name: str) -> None:
+def test_half_precision_rounds_only_inputs_and_outputs(build: KernelBuild, dtype, normalizer_name: str) -> None:
     tensors = [x.to(dtype) for x in random_inputs(61, 210, 8, 9)]
 
     actual = output_and_gradients(NativeBackend(NoFallback(), build), tensors, normalizer=NORMALIZERS[normalizer_name])
@@ -100,7 +102,7 @@ def test_half_precision_rounds_only_inputs_and_outputs(build: Build, dtype, norm
 
 
 @every_build
-def test_any_number_of_threads_gives_the_same_bits(build: Build) -> None:
+def test_any_number_of_threads_gives_the_same_bits(build: KernelBuild) -> None:
     tensors, threads = random_inputs(200, 300, 16, 16), torch.get_num_threads()
     try:
         actual = []

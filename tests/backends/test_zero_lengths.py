@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard import attention, attention_with_weights, mask, measure, normalizer, score
-from regard.backends.native.backend import Build, NativeBackend, builds
+from regard.backends.native.backend import KernelBuild, NativeBackend, builds
 from regard.backends.shared.autograd import differentiable_forward
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
@@ -63,7 +63,7 @@ def tensors(shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, T
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("build", builds(), ids=lambda build: build.name)
-def test_forward_and_backward_with_a_length_of_0(build: Build, name: str) -> None:
+def test_forward_and_backward_with_a_length_of_0(build: KernelBuild, name: str) -> None:
     for shape, dtype in zip(shapes(), cycle((torch.float32, torch.bfloat16, torch.float16))):
         torch.manual_seed(3)
         *qkv, d_output = tensors(shape, dtype)
@@ -85,7 +85,7 @@ def test_forward_and_backward_with_a_length_of_0(build: Build, name: str) -> Non
 
 @pytest.mark.parametrize("build", builds(), ids=lambda build: build.name)
 @pytest.mark.parametrize("name", ["plain", "causal", "score modifier"])
-def test_column_sums_with_a_length_of_0(build: Build, name: str) -> None:
+def test_column_sums_with_a_length_of_0(build: KernelBuild, name: str) -> None:
     for shape in shapes():
         q, k, v, _ = tensors(shape, torch.float32)
         call, backend = parse_call(AttentionCall(q, k, v, **CASES[name](shape))), NativeBackend(None, build)

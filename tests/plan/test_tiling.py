@@ -11,7 +11,7 @@ from regard import mask, score
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
 from regard.call.spec import ParsedCall
-from regard.expr import coverage
+from regard.expr import tile_coverage
 from regard.expr.bounds import BoundsEvaluator
 from regard.plan import tiling as tiling_module
 from regard.plan.tiling import Tiling, call_coverage, query_strips, ranges, static_call_coverage
@@ -25,7 +25,7 @@ def make_call(
     return parse_call(AttentionCall(*(torch.zeros(s) for s in shapes), **options))
 
 
-def coverage_of(call: ParsedCall, tiles: Tiling) -> coverage.TileCoverage:
+def coverage_of(call: ParsedCall, tiles: Tiling) -> tile_coverage.TileCoverage:
     return call_coverage(call.spec, call.captured_tensors(), call.query_offset, tiles)
 
 
@@ -196,7 +196,7 @@ def test_planning_a_long_window_visits_few_regions(monkeypatch: pytest.MonkeyPat
         call.append(len(region))
         return bounded(self, expr, region)
 
-    monkeypatch.setattr(coverage.BoundsEvaluator, "bounds", counting_bounds)
+    monkeypatch.setattr(tile_coverage.BoundsEvaluator, "bounds", counting_bounds)
     tiling_module._cache.clear()
     n = 262144
     shape = (1, 1, n, 64)

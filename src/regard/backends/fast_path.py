@@ -24,7 +24,7 @@ from regard.tensors.storage import check_captured_storage
 _cache: BoundedCache[FastCall] = BoundedCache("fast calls")
 
 
-def run_fast_path(call: AttentionCall) -> Tensor | None:
+def run_stored_call(call: AttentionCall) -> Tensor | None:
     """The output, if the same call was stored before; else None."""
     captured = _captured_tensors(call)
     if captured is None:
@@ -39,7 +39,7 @@ def run_fast_path(call: AttentionCall) -> Tensor | None:
 
 
 def store_fast_call(call: AttentionCall, make_fast_call: Callable[[], FastCall | None]) -> None:
-    """Store a call for `run_fast_path`, if it can be recognized."""
+    """Store a call for `run_stored_call`, if it can be recognized."""
     captured = _captured_tensors(call)
     if captured is None or not call.q.shape[0] == call.k.shape[0] == call.v.shape[0]:  # kernels do not broadcast
         return

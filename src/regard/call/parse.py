@@ -16,10 +16,10 @@ from regard.call.spec import CallSpec, FormulaText, ParsedCall
 from regard.checks import integer, is_integer_tensor, probability
 from regard.errors import ArgumentError
 from regard.expr.closed_expr import ClosedExpr, QueryOffset, merge_captures
-from regard.expr.coverage import ScoreShape
 from regard.expr.ir import TRUE, Expr
 from regard.expr.score_modifier import ScoreModifier, compose
 from regard.expr.serialize import materialize
+from regard.expr.tile_coverage import ScoreShape
 from regard.feature_map import FeatureMapScore
 from regard.mask import Mask, as_mask
 from regard.normalizer import DEFAULT_NORMALIZER, Normalizer, as_normalizer

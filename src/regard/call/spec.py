@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.expr.closed_expr import ClosedExpr, QueryOffset, TensorFromQueries
-from regard.expr.coverage import ScoreShape
 from regard.expr.ir import TRUE, Expr, variable
 from regard.expr.printing import to_text
+from regard.expr.tile_coverage import ScoreShape
 from regard.normalizer import Normalizer
 from regard.normalizers.streaming import RowNormalizer
 from regard.score import RelativeValues, Score, TileFunction

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.expr.coverage import ScoreShape
 from regard.expr.ir import Expr, ScalarKind, constant, lookup, renumber_slots, variable
 from regard.expr.node_list import check_lookups
 from regard.expr.shape_checks import RequireBroadcastable
+from regard.expr.tile_coverage import ScoreShape
 from regard.expr.trace import trace_once
 
 QueryOffset = int | Tensor

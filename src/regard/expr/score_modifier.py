@@ -23,10 +23,10 @@ from regard.expr.closed_expr import (
     merge_captures,
     trace_builtin,
 )
-from regard.expr.coverage import ScoreShape
 from regard.expr.ir import Expr, apply, substitute, variable
 from regard.expr.serialize import materialize, serializable
 from regard.expr.shape_checks import check_scalar_or_per_head, require_one_per
+from regard.expr.tile_coverage import ScoreShape
 from regard.expr.trace import SCORE_VARIABLES, trace
 from regard.stage_spec import StageSpec
 from regard.tensors.convert import ArrayLike, as_tensor

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.expr.coverage import ScoreShape
+from regard.expr.tile_coverage import ScoreShape
 
 SHAPE_NAMES = ("batch", "heads", "n_q", "n_k")
 SHAPE_NOUNS = ("batch elements", "heads", "queries", "keys")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from regard.argument_types import CONVERTED, check_signature, check_types
+from regard.argument_types import UNCHECKED, check_signature, check_types
 from regard.attention import AttentionOptions, attention, attention_with_weights
 from regard.errors import ArgumentError
 from regard.measure import pooled_map
@@ -86,7 +86,7 @@ class AttentionComparison:
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Any]
 AttentionOrOptions = AttentionFunction | Mapping[str, object] | AttentionOptions
-ComparedCall: TypeAlias = Annotated[AttentionOrOptions | tuple[str, AttentionOrOptions], CONVERTED]
+ComparedCall: TypeAlias = Annotated[AttentionOrOptions | tuple[str, AttentionOrOptions], UNCHECKED]
 
 
 @check_types

@@ -10,7 +10,7 @@ from regard.cache import memoize
 from regard.call.spec import CallSpec
 from regard.checks import describe
 from regard.errors import BackendError
-from regard.expr.coverage import TileCoverage
+from regard.expr.tile_coverage import TileCoverage
 from regard.plan.report import CostEstimate, estimate_cost, format_plan
 from regard.plan.tiling import Tiling, static_call_coverage
 

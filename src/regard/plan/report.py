@@ -7,8 +7,8 @@ import numpy as np
 
 from regard.cache import cache_info
 from regard.call.spec import CallSpec
-from regard.expr.coverage import TileCoverage
 from regard.expr.ir import TRUE
+from regard.expr.tile_coverage import TileCoverage
 from regard.plan.tiling import Tiling
 from regard.tensors.precision import dtype_name
 

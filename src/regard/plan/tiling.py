@@ -9,9 +9,9 @@ from torch import Tensor
 from regard.cache import BoundedCache
 from regard.call.spec import CallSpec
 from regard.expr.closed_expr import QueryOffset
-from regard.expr.coverage import ScoreShape, TileCoverage, tile_coverage
 from regard.expr.hidden_pairs import effective_mask
 from regard.expr.ir import Expr
+from regard.expr.tile_coverage import ScoreShape, TileCoverage, tile_coverage
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from regard import checks
 from regard.argument_types import check_types
 from regard.errors import ArgumentError
 from regard.expr.closed_expr import QueryOffset
-from regard.expr.coverage import TileCoverage
+from regard.expr.tile_coverage import TileCoverage
 from regard.mask import Mask, MaskLike, as_mask
 from regard.plot.figure import (
     HIDDEN_COLOR,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from regard import checks
-from regard.argument_types import CONVERTED, check_types
+from regard.argument_types import UNCHECKED, check_types
 from regard.errors import ArgumentError
 from regard.measure import PooledMap
 from regard.plot.figure import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 TickLabels = Sequence[str] | None
-TokenLabels: TypeAlias = Annotated[Sequence[str] | tuple[TickLabels, TickLabels], CONVERTED]
+TokenLabels: TypeAlias = Annotated[Sequence[str] | tuple[TickLabels, TickLabels], UNCHECKED]
 
 MAX_MAP_SIDE = 2048  # cells per side; a screen does not have more pixels
 MAX_NUMBERED_SIDE = 12  # cells per side; cells of smaller maps have their numbers

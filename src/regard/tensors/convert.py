@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.argument_types import CONVERTED
+from regard.argument_types import UNCHECKED
 from regard.errors import ArgumentError
 from regard.tensors.storage import check_storage
 
 Array = TypeVar("Array", Tensor, "np.ndarray[Any, Any]")  # results are of the kind of the inputs
 # a sequence is a list of numbers, or a nested list of them
-ArrayLike: TypeAlias = Annotated[Tensor | NDArray[Any] | Sequence[object], CONVERTED]
+ArrayLike: TypeAlias = Annotated[Tensor | NDArray[Any] | Sequence[object], UNCHECKED]
 
 
 def as_tensor(values: Any, name: str) -> Tensor:

@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import regard
 from regard import mask, measure, normalizer, score
-from regard.backends.native.backend import Build, NativeBackend, builds
+from regard.backends.native.backend import KernelBuild, NativeBackend, builds
 from regard.backends.registry import BACKENDS_BY_NAME
 from regard.call.attention_call import AttentionCall
 from regard.call.parse import parse_call
@@ -461,7 +461,9 @@ def test_key_with_tiny_weights_is_still_balanced(monkeypatch: pytest.MonkeyPatch
 @needs_core
 @pytest.mark.parametrize("build", builds(), ids=lambda b: b.name)
 @pytest.mark.parametrize("heads, kv_heads, n_q, n_k", [(4, 2, 101, 77), (1, 1, 1, 300), (2, 1, 48, 5), (3, 3, 7, 1)])
-def test_column_sums_are_the_sums_of_the_weights(build: Build, heads: int, kv_heads: int, n_q: int, n_k: int) -> None:
+def test_column_sums_are_the_sums_of_the_weights(
+    build: KernelBuild, heads: int, kv_heads: int, n_q: int, n_k: int
+) -> None:
     q, k, v = (x.detach() for x in random_inputs(n_q, n_k, heads, kv_heads))
     call = parse_call(AttentionCall(q, k, v, mask=mask.sliding_window(30), score=score.softcap(3.0)))
 

@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard import mask, measure, normalizer, score
-from regard.backends.native.backend import Build, NativeBackend, builds
+from regard.backends.native.backend import KernelBuild, NativeBackend, builds
 from regard.backends.registry import BACKENDS_BY_NAME
 from regard.backends.shared.autograd import differentiable_forward
 from regard.backends.shared.weight_tiles import TorchWeightTiles, WeightInputs, WeightTileRequest
@@ -36,7 +36,9 @@ SHAPES = [(4, 2, 500, 700), (2, 2, 7, 301), (4, 1, 97, 16), (1, 1, 1, 1)]
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_weight_tiles_agree_with_torch(build: Build, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_weight_tiles_agree_with_torch(
+    build: KernelBuild, name: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     heads, kv_heads, n_q, n_k = shape
     numbers = torch.Generator().manual_seed(n_q)
     q = torch.randn(2, heads, n_q, 8, generator=numbers).to(dtype)

@@ -27,10 +27,10 @@ from regard.backends.protocol import Backend, SavedForBackward, UnsupportedCall
 from regard.cache import memoize
 from regard.call.spec import BackendInputs, CallSpec
 from regard.expr.bounds import Array
-from regard.expr.coverage import TileCoverage
 from regard.expr.derivative import derivatives
 from regard.expr.hidden_pairs import effective_mask
 from regard.expr.ir import TRUE, variable, walk
+from regard.expr.tile_coverage import TileCoverage
 from regard.normalizers.streaming import Softmax
 from regard.plan.tiling import Tiling, call_coverage
 from regard.tensors.nonfinite import all_finite, nonfinite_rows

@@ -14,9 +14,9 @@ from torch import Tensor
 from regard.cache import memoize
 from regard.expr.bounds import BoundsEvaluator, IndexBoxes
 from regard.expr.closed_expr import QueryOffset
-from regard.expr.coverage import ScoreShape
 from regard.expr.evaluate import DISCONTINUOUS_OPS, NodeUse, argument_uses, compute_op, upcast_entries
 from regard.expr.ir import ELEMENTARY_FUNCTIONS, VARIABLES, Expr, Number, apply, postorder, slot_of, variable, walk
+from regard.expr.tile_coverage import ScoreShape
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -46,7 +46,7 @@ COLUMN_SUM_GROUPS = 32  # groups of rows, summed separately; the same for any nu
 
 
 @dataclass(frozen=True)
-class Build:
+class KernelBuild:
     """One build of the kernels: its index, the name of its instruction set, and its tile sizes."""
 
     index: int
@@ -64,9 +64,9 @@ def missing_core_reason() -> str:
     return "the compiled core is missing: regard was installed without building it"
 
 
-def builds() -> tuple[Build, ...]:
+def builds() -> tuple[KernelBuild, ...]:
     """The builds that this processor can run, the fastest first; none if the core was not built."""
-    return () if abi.core is None else tuple(Build(*entry) for entry in abi.core.builds())
+    return () if abi.core is None else tuple(KernelBuild(*entry) for entry in abi.core.builds())
 
 
 class NativeBackend:
@@ -79,7 +79,7 @@ class NativeBackend:
     name = "native"
     compute_dtype: torch.dtype | None = None
 
-    def __init__(self, fallback: Backend | None, build: Build | None = None) -> None:
+    def __init__(self, fallback: Backend | None, build: KernelBuild | None = None) -> None:
         self.fallback = fallback
         self.build = build or next(iter(builds()), None)
         self.variant = self.build.name if self.build else ""
@@ -281,7 +281,7 @@ class NativeFastCall:
     """A packed call on plain tensors, which runs again on tensors of the same layout."""
 
     def __init__(
-        self, build: Build, spec: CallSpec, inputs: BackendInputs, packed_program: PackedProgram | None
+        self, build: KernelBuild, spec: CallSpec, inputs: BackendInputs, packed_program: PackedProgram | None
     ) -> None:
         params, (_, *self.keepalive) = _pack_params(spec, inputs, packed_program)  # all but q, k and v
         self.build_index, self.packed_params, self.dtype = build.index, bytes(params), spec.dtype
@@ -333,7 +333,12 @@ class NativeWeightTileSource:
     """Tiles of the attention matrix."""
 
     def __init__(
-        self, build: Build, spec: CallSpec, inputs: BackendInputs, packed_program: PackedProgram | None, lse: Tensor
+        self,
+        build: KernelBuild,
+        spec: CallSpec,
+        inputs: BackendInputs,
+        packed_program: PackedProgram | None,
+        lse: Tensor,
     ) -> None:
         self.build, self.spec, self.lse = build, spec, lse.detach().contiguous()
         self.scratch = torch.empty(0)

@@ -29,9 +29,9 @@ from regard.backends.native.codegen.program_compiler import (
 from regard.cache import BoundedCache
 from regard.expr.bounds import Array, BoundsEvaluator, IndexBoxes, depends_on_batch
 from regard.expr.closed_expr import QueryOffset
-from regard.expr.coverage import ScoreShape, TileCoverage, tile_coverage
 from regard.expr.evaluate import Evaluator, IndexGrid
 from regard.expr.ir import Expr, variable
+from regard.expr.tile_coverage import ScoreShape, TileCoverage, tile_coverage
 from regard.plan.tiling import Tiling
 from regard.tensors.precision import dtype_name
 from regard.tensors.storage import address

@@ -9,9 +9,9 @@ import torch
 
 from regard import mask
 from regard.expr.bounds import BoundsEvaluator, IndexBoxes
-from regard.expr.coverage import TileCoverage, density, tile_coverage
 from regard.expr.ir import FALSE, TRUE, Expr, apply, constant, variable
 from regard.expr.printing import to_text
+from regard.expr.tile_coverage import TileCoverage, density, tile_coverage
 
 from .random_exprs import ExprGenerator, random_context
 
