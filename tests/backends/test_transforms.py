@@ -689,7 +689,7 @@ def test_copied_mask_is_the_same_mask(copy_method, name):
 @every_copy_method
 @pytest.mark.parametrize(
     "name, message",
-    [("padding", "batch = 3; got 1"), ("documents", "n_k = 7; got 6"), ("a tensor", r"got shape \(6, 6\)")],
+    [("padding", "3 batch elements; got 1"), ("documents", "7 keys; got 6"), ("a tensor", r"got shape \(6, 6\)")],
 )
 def test_copied_mask_still_checks_shapes(copy_method, name, message):
     copied = COPIES[copy_method](MASKS[name]())

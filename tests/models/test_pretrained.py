@@ -414,7 +414,7 @@ F32 = {"dtype": "F32", "shape": [1]}
 @pytest.mark.parametrize(
     "header, message",
     [
-        ([1, 2], "its header names no tensors"),
+        ([1, 2], "its header is not a JSON object"),
         ({"a": F32}, "'a' in .* must have a dtype, a shape and offsets; its header has {'dtype': 'F32'"),
         ({"a": [0, 4]}, r"'a' in .* must have a dtype, a shape and offsets; its header has \[0, 4\]"),
         ({"a": {**F32, "data_offsets": [0, 2]}}, r"'a' in .* must take 4 bytes, for its shape \(1,\) .* gives it 2"),
@@ -430,7 +430,7 @@ F32 = {"dtype": "F32", "shape": [1]}
             {n: {**F32, "data_offsets": [0, 4]} for n in "ab"},
             "must not have overlapping tensors; 'a' and 'b' share bytes",
         ),
-        ({"__metadata__": {"x": 1}}, "its __metadata__ must be text by name"),
+        ({"__metadata__": {"x": 1}}, "its __metadata__ must map names to strings"),
         ({"__metadata__": {"regard": "no json"}}, "must have a JSON object as its 'regard' metadata"),
         ({"__metadata__": {"regard": "[1]"}}, "must have a JSON object as its 'regard' metadata"),
         ({"__metadata__": {"checksum": "crc32:0"}}, "is damaged: its checksum must be crc32:0; got"),
