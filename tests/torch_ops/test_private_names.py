@@ -3,13 +3,11 @@
 import ast
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from packaging.requirements import Requirement
 
 from regard.errors import UnsupportedVersionError
 from regard.torch_ops.private_names import PRIVATE_NAMES, TESTED_TORCH, check_private_names
@@ -104,12 +102,3 @@ def test_every_name_is_checked(monkeypatch: pytest.MonkeyPatch, module: str, nam
     monkeypatch.setitem(PRIVATE_NAMES, module, (f"{name}_of_another_version",))
     with pytest.raises(UnsupportedVersionError, match=f"does not have: {module}.{name}_of_another_version"):
         check_private_names()
-
-
-def test_the_tested_versions_are_those_of_the_requirement() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
-    (torch_range,) = (r.specifier for r in map(Requirement, project["dependencies"]) if r.name == "torch")
-    oldest, newest = TESTED_TORCH
-    major, minor = newest.split(".")
-    assert torch_range.contains(f"{oldest}.0") and torch_range.contains(f"{newest}.0")
-    assert not torch_range.contains("2.8.0") and not torch_range.contains(f"{major}.{int(minor) + 1}.0")
