@@ -52,21 +52,26 @@ def _print(installation: Installation, console: Console) -> None:
             console.print(Text(title, style="bold"))
             console.print(_table(rows))
             console.print()
-    for warning in installation.warnings:
-        console.print(Text.assemble(("warning  ", "bold yellow"), warning))
-    for problem in installation.problems:
-        console.print(Text.assemble(("problem  ", "bold red"), problem))
+    messages = [(Text("warning", style="bold yellow"), text) for text in installation.warnings]
+    messages += [(Text("problem", style="bold red"), text) for text in installation.problems]
+    if messages:
+        console.print(_grid(messages))
     if not installation.problems:
         console.print(Text("regard is healthy.", style="bold green"))
 
 
 def _table(rows: Iterable[Row]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=18, no_wrap=True)
-    table.add_column(overflow="fold")
+    return _grid([(Text(f"  {name}"), value) for name, value in rows], min_width=18)
+
+
+def _grid(rows: Iterable[tuple[Text, str | Text]], min_width: int = 0) -> Table:
+    """Two columns; a long second cell continues below its own start."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(min_width=min_width, no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(f"  {name}", value)
-    return table
+        grid.add_row(name, value if isinstance(value, Text) else Text(value))
+    return grid
 
 
 def _version_rows(installation: Installation) -> list[Row]:
