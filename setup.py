@@ -41,10 +41,12 @@ class BuildCore(build_ext):
                 outdated.unlink()
             folder.mkdir(parents=True, exist_ok=True)
             (folder / BUILD_ERROR_FILE).write_text(reason + "\n", encoding="utf8")
-        sys.stderr.write(
+        message = (
             f"regard: the compiled core was NOT built; {reason}\n"
             "regard: everything works without it, but slower. To build it with GCC, set CC and CXX and install again.\n"
         )
+        sys.stderr.write(message)
+        write_to_terminal(message)
 
     def build_extension(self, ext: Extension) -> None:
         with tempfile.TemporaryFile("w+", encoding="utf8", errors="replace") as output:
@@ -54,6 +56,16 @@ class BuildCore(build_ext):
             except Exception as error:
                 self.first_error = first_compiler_error(output, error)
                 raise
+
+
+def write_to_terminal(message: str) -> None:
+    """Write to the terminal of this process, if it has one: pip hides the standard error of a build that succeeds."""
+    if sys.stderr.isatty():  # the message is there already
+        return
+    try:
+        Path("/dev/tty").write_text("\n" + message, encoding="utf8")
+    except OSError:
+        return
 
 
 @contextmanager

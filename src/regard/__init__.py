@@ -13,6 +13,10 @@ torch.Size([2, 8, 128, 64])
 from importlib import import_module
 from types import ModuleType
 
+from regard.torch_ops.private_names import check_private_names
+
+check_private_names()  # before a module uses one of the names
+
 from regard import (
     cost,
     distributed,

@@ -11,6 +11,7 @@ __all__ = [
     "RegardError",
     "SaveError",
     "TraceError",
+    "UnsupportedVersionError",
 ]
 
 
@@ -44,6 +45,10 @@ class BudgetError(RegardError, MemoryError):
 
 class MissingDependencyError(RegardError, ImportError):
     """An optional package that a function needs is not installed."""
+
+
+class UnsupportedVersionError(RegardError, ImportError):
+    """An installed package has a version that regard does not support."""
 
 
 class LoadError(RegardError, ValueError):

@@ -53,7 +53,8 @@ def commands() -> dict[str, Any]:
 
 
 def test_every_command_and_parameter_has_a_help_text() -> None:
-    assert list(commands()) == ["explore", "steps", "explain", "cost", "heads", "mechanisms", "theory", "train"]
+    names = ["explore", "steps", "explain", "cost", "heads", "mechanisms", "theory", "train", "doctor"]
+    assert list(commands()) == names
     for name, command in commands().items():
         assert command.help, name
         for parameter in command.params:

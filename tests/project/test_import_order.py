@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "regard"
 SEPARATE, TOGETHER = "no part imports another", "parts may import each other"
 ORDER = (
     (SEPARATE, ("errors", "cache", "catalog_entry", "stage_spec", "torch_ops.compile_guard")),
-    (SEPARATE, ("checks", "optional_imports")),
+    (SEPARATE, ("checks", "optional_imports", "torch_ops.private_names", "warning_location")),
     (SEPARATE, ("argument_types",)),
     (SEPARATE, ("files", "tensors", "cost")),
     (SEPARATE, ("expr",)),

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.backends.native.missing_core import core_error, warn_missing_core
 from regard.backends.protocol import Backend
-from regard.backends.registry import BACKENDS_BY_NAME
+from regard.backends.registry import BACKENDS_BY_NAME, NATIVE
 from regard.backends.shared.autograd import differentiable_forward
 from regard.backends.shared.relative_values import relative_output
 from regard.backends.shared.sinkhorn import reduce_to_softmax
@@ -16,6 +17,8 @@ from regard.backends.shared.weight_tiles import WeightInputs
 from regard.call.spec import BackendInputs, CallSpec, ParsedCall
 from regard.plan.choose import Plan
 from regard.tensors.precision import without_autocast
+
+CORE_ERROR = core_error()  # empty if nothing is wrong with the compiled core
 
 
 class Execution(NamedTuple):
@@ -33,6 +36,8 @@ def execute(
     call: ParsedCall, plan: Plan, n_k: int | Tensor | None = None, positions: tuple[Tensor, Tensor] | None = None
 ) -> Execution:
     """Run a call. `n_k` and `positions` are those of `apply_epilogue`."""
+    if CORE_ERROR and not plan.is_requested and not NATIVE.unsupported_spec_reasons(plan.spec):
+        warn_missing_core(CORE_ERROR)
     backend = BACKENDS_BY_NAME[plan.backend]
     device = call.q.device.type
     with without_autocast(device) if torch.is_autocast_enabled(device) else nullcontext():

@@ -9,8 +9,9 @@ from regard.backends.tiled import TiledBackend
 from regard.plan.choose import Plan
 
 _TILED = TiledBackend()
+NATIVE = NativeBackend(fallback=_TILED)
 BACKENDS: tuple[Backend, ...] = (
-    NativeBackend(fallback=_TILED),
+    NATIVE,
     FlexBackend(fallback=_TILED),
     _TILED,
     ReferenceBackend(),

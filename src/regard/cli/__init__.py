@@ -2,6 +2,7 @@
 
 from regard.cli.app import app
 from regard.cli.commands.cost import cost
+from regard.cli.commands.doctor import doctor
 from regard.cli.commands.explain import explain
 from regard.cli.commands.explore import explore
 from regard.cli.commands.heads import heads
@@ -10,7 +11,7 @@ from regard.cli.commands.steps import steps
 from regard.cli.commands.theory import theory
 from regard.cli.commands.train import train
 
-for _command in (explore, steps, explain, cost, heads, mechanisms, theory, train):
+for _command in (explore, steps, explain, cost, heads, mechanisms, theory, train, doctor):
     app.command()(_command)
 
 

@@ -18,7 +18,8 @@ from regard import mask, normalizer, score
 from regard.backends.flex import backend as flex_backend
 from regard.backends.flex.backend import FlexBackend, block_mask, compile_copy
 from regard.backends.flex.lowering import FlexLowering
-from regard.backends.native.backend import builds, missing_core_reason
+from regard.backends.native.backend import builds
+from regard.backends.native.missing_core import missing_core_reason
 from regard.backends.registry import BACKENDS
 from regard.backends.tiled import TiledBackend
 from regard.call.attention_call import AttentionCall

@@ -19,7 +19,7 @@ from transformers.generation import GenerationMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import regard
-from regard.errors import ArgumentError, MissingDependencyError
+from regard.errors import ArgumentError, MissingDependencyError, UnsupportedVersionError
 from regard.integrations.huggingface import attention_interface
 from regard.integrations.huggingface.masks import FormulaMask
 from tests.integrations import huggingface_models
@@ -683,7 +683,18 @@ def test_registering_twice_has_no_effect() -> None:
 
 def test_error_without_transformers_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)
-    with pytest.raises(MissingDependencyError, match=r"needs transformers 5; got: .*pip install 'regard\[hf\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"needs transformers 5.4 or newer; got: .*pip install 'regard\[hf\]'"
+    ):
+        attention_interface.register()
+
+
+@pytest.mark.parametrize("version", ["4.57.6", "5.3.0"])
+def test_an_older_transformers_raises_an_error_with_its_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    # not the name `transformers` of this file: the package replaces its own module while it is imported
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+    message = f"needs transformers 5.4 or newer; got {version}. Use pip install"
+    with pytest.raises(UnsupportedVersionError, match=message):
         attention_interface.register()
 
 

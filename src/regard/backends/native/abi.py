@@ -1,12 +1,15 @@
 """The compiled core and the packed structs that it reads: the same fields as in csrc/abi.h and csrc/program.h.
 
 Only this module imports the core. It compares the layout of the compiled structs with its own once, at import, because
-a core of another version would read wrong memory.
+a core of another version would read wrong memory. The plan of a call raises the error, not the import: `regard doctor`
+must be able to report it.
 """
 
 import ctypes
 from collections.abc import Mapping
 from enum import IntEnum
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -157,6 +160,13 @@ def expected_abi() -> dict[str, dict[str, int]]:
     )
 
 
+def core_file() -> Path | None:
+    """The file of the compiled core, whether or not it can be imported; None if it was not built."""
+    package = Path(__file__).parents[2]
+    files = (package / f"_core{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((file for file in files if file.exists()), None)
+
+
 def check_abi(compiled: Mapping[str, Mapping[str, int]]) -> None:
     """Raise a BackendError that names the first difference between the compiled core's layout and this module's."""
     expected = expected_abi()
@@ -172,9 +182,16 @@ def check_abi(compiled: Mapping[str, Mapping[str, int]]) -> None:
 
 
 core: ModuleType | None
+load_error = ""  # why a core that was built cannot be imported
+layout_error = ""  # how the layout of a core that was imported differs; such a core is not used
 try:
     from regard import _core as core
-except ImportError:  # not built: see backend.missing_core_reason
+except ImportError as error:
     core = None
+    if core_file() is not None:
+        load_error = str(error)
 if core is not None:
-    check_abi(core.abi() if hasattr(core, "abi") else {})
+    try:
+        check_abi(core.abi() if hasattr(core, "abi") else {})
+    except BackendError as error:
+        core, layout_error = None, str(error)

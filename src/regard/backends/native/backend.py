@@ -7,7 +7,6 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from regard.backends.native.abi import (
     WeightTileParams,
 )
 from regard.backends.native.codegen.program_compiler import UnsupportedExpr, compile_program
+from regard.backends.native.missing_core import missing_core_reason
 from regard.backends.native.packing import PackedProgram, pack_program
 from regard.backends.protocol import Backend, SavedForBackward
 from regard.backends.shared import thresholds
@@ -33,6 +33,7 @@ from regard.backends.shared.weight_tiles import WeightTileData, WeightTileReques
 from regard.cache import memoize
 from regard.call.parse import MAX_REUSED_BYTES
 from regard.call.spec import BackendInputs, CallSpec
+from regard.errors import BackendError
 from regard.expr.hidden_pairs import MAX_FULL_SCAN_NUMEL, effective_mask
 from regard.expr.ir import TRUE, Expr, slot_of, variable, walk
 from regard.normalizers.streaming import Softmax
@@ -54,14 +55,6 @@ class KernelBuild:
     panel_queries: int  # queries that are computed together, in up to three vectors
     lanes: int  # queries in a vector
     chunk_keys: int  # granularity of a mask's runs, in keys
-
-
-def missing_core_reason() -> str:
-    """Why there is no compiled core: the message of the build, if the build ran and failed."""
-    notice = Path(__file__).parents[2] / "core_not_built.txt"
-    if notice.exists():
-        return f"the compiled core is missing: {notice.read_text(encoding='utf8').strip()}"
-    return "the compiled core is missing: regard was installed without building it"
 
 
 def builds() -> tuple[KernelBuild, ...]:
@@ -88,8 +81,14 @@ class NativeBackend:
         return True
 
     def unsupported_reasons(self, spec: CallSpec) -> tuple[str, ...]:
-        if self.build is None:
-            return (missing_core_reason(),)
+        if self.build is not None:
+            return self.unsupported_spec_reasons(spec)
+        if abi.layout_error:
+            raise BackendError(abi.layout_error)
+        return (missing_core_reason(),)
+
+    def unsupported_spec_reasons(self, spec: CallSpec) -> tuple[str, ...]:
+        """Why the kernels do not support a spec, whether or not they are built."""
         reasons = []
         if spec.device != "cpu":
             reasons.append(f"it runs on the CPU, and the tensors are on {spec.device}")

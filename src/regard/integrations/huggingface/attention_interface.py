@@ -28,6 +28,7 @@ from regard.integrations.huggingface.masks import (
     regard_mask,
 )
 from regard.integrations.huggingface.transformers_modules import import_modules, modules
+from regard.warning_location import stacklevel_outside
 
 __all__ = [
     "EagerMaskName",
@@ -225,16 +226,8 @@ def _warn_runs_eager(model_class: type) -> None:
             f"{model_class.__name__} does not use transformers' attention interface, so it cannot run on regard; it "
             "runs with attn_implementation='eager'.",
             UserWarning,
-            stacklevel=_caller_stacklevel(),
+            stacklevel=stacklevel_outside("regard", "transformers"),  # the code that created the model
         )
-
-
-def _caller_stacklevel() -> int:
-    """Return the stack level of the code that created the model: the first outside regard and transformers."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "transformers"):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 @memoize(256)
