@@ -7,11 +7,17 @@
 // where even two channels would.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "abi.h"
 #include "kernels/panel.h"
 #include "simd/exp.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 // The largest denominator and the largest numerator of a shared division.
@@ -259,5 +265,5 @@ static void additive_gradients(const ExpTerms& queries, const ExpTerms& keys, in
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -12,12 +12,24 @@
 // gradient of an additive score's u is such a small sum.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "abi.h"
 #include "kernels/dropout.h"
 #include "kernels/entmax_powers.h"
 #include "kernels/key_tile.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int64_t BACKWARD_TILE_KEYS = 96;
@@ -42,10 +54,10 @@ struct BackwardPanel {
 // sums[t] += sum over queries of left[t, query] * right[query]. num_channels is a multiple of LANES.
 static void accumulate_over_queries(const float* left, int64_t left_row, int64_t keys, int64_t queries,
                                     const float* right, int64_t num_channels, float* sums) {
-  constexpr int MAX_VECTORS = LANES == 16 ? 4 : 2;
+  constexpr int MAX_VECTORS = Ops::NUM_REGISTERS >= 32 ? 4 : 2;
   auto columns = [&](auto vectors, int64_t c) __attribute__((always_inline)) {
     constexpr int N = decltype(vectors)::value;
-    constexpr int M = LANES == 16 ? (N == 4 ? 6 : 8) : 6;
+    constexpr int M = Ops::NUM_REGISTERS >= 32 && N < 4 ? 8 : 6;
     for (int64_t t = 0; t < keys;) {
       auto block = [&](auto rows) __attribute__((always_inline)) {
         constexpr int R = decltype(rows)::value;
@@ -610,5 +622,5 @@ static bool backward_in_panels(const AttentionParams& params, bool (*should_stop
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

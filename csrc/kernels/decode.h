@@ -3,10 +3,20 @@
 // merged by their maxima and sums. So several threads share the work, and the result does not depend on their number.
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "abi.h"
 #include "kernels/forward.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int64_t SPLIT_KEYS = 2048;
@@ -108,7 +118,7 @@ static void channel_lane_sums(const float* weights, const float* values, int64_t
         store(accumulator + r * num_channels + c + j * LANES, sum);
       }
   };
-  constexpr int MAX_VECTORS = LANES == 16 ? 4 : 2;
+  constexpr int MAX_VECTORS = Ops::NUM_REGISTERS >= 32 ? 4 : 2;
   int64_t c = 0;
   for (; c + MAX_VECTORS * LANES <= num_channels; c += MAX_VECTORS * LANES)
     sum_columns(std::integral_constant<int, MAX_VECTORS>{}, c);
@@ -405,5 +415,5 @@ static bool decode(const AttentionParams& params, bool (*should_stop)()) {
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -2,10 +2,14 @@
 // backends/shared/dropout.py has the formula.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
+#include "abi.h"
 #include "kernels/panel.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 typedef uint32_t UintVec __attribute__((vector_size(4 * LANES)));
@@ -52,5 +56,5 @@ struct Dropout {
 };
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -7,11 +7,19 @@
 // the panel alone, so it does not depend on the number of threads.
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "abi.h"
 #include "kernels/dropout.h"
 #include "kernels/key_tile.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 struct Panel {
@@ -267,5 +275,5 @@ static bool forward_in_panels(const AttentionParams& params, bool (*should_stop)
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

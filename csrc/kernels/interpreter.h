@@ -2,11 +2,17 @@
 // cache.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
 #include "kernels/panel.h"
+#include "program.h"
 #include "simd/exp.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int REGISTER_ROWS = 32;
@@ -153,7 +159,7 @@ struct Interpreter {
           } else {  // one bit per key in each lane
             const uint8_t* from = static_cast<const uint8_t*>(table) + b_values[t * b.row_stride];
             alignas(sizeof(Vec)) int32_t x[LANES];
-            REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) x[lane] = load_bool_bits(from + lane_offsets[lane]);
+            REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) x[lane] = Ops::load_bool_bits(from + lane_offsets[lane]);
             const IntVec key_bits = load(x);
             REGARD_UNROLL for (int i = 0; i < LANES; ++i)
               store(to + i * W, from_bits(IntVec((key_bits & (1 << i)) != 0)));
@@ -364,5 +370,5 @@ struct Interpreter {
 };
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -2,10 +2,15 @@
 // has one row of lanes per key. So K and V are read in memory order, and maxima and sums over keys stay within a lane.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
 #include "simd/prefetch.h"
+#include "simd/simd.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int VECTORS_PER_PANEL = 3;
@@ -18,7 +23,9 @@ constexpr int64_t ACCUMULATOR_TERMS = 128;
 constexpr int64_t DOT_SPAN_CHANNELS = ACCUMULATOR_TERMS / 2 * LANES;
 
 // The number of rows of the GEMM microkernel with `vectors` vectors per row: as many as the registers hold.
-constexpr int microkernel_rows(int vectors) { return LANES == 16 ? 8 : vectors == 3 ? 4 : vectors == 2 ? 6 : 8; }
+constexpr int microkernel_rows(int vectors) {
+  return Ops::NUM_REGISTERS >= 32 ? 8 : vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
+}
 
 // block[i][j] += sum over p of left(i, p) * right(p, j): the inner loop of every product here.
 //   left(i, p) = left[i * left_row + p * left_step], broadcast to a vector;  right(p, j) = vector j of row p
@@ -26,7 +33,7 @@ constexpr int microkernel_rows(int vectors) { return LANES == 16 ? 8 : vectors =
 template <int M, int N, class OnStep>
 REGARD_INLINE void gemm_microkernel(Vec (&block)[M][N], const float* left, int64_t left_row, int64_t left_step,
                                     const float* right, int64_t right_row, int64_t count, const OnStep& on_step) {
-#pragma GCC unroll 2
+REGARD_UNROLL_TWICE
   for (int64_t p = 0; p < count; ++p) {
     on_step(p);
     Vec r[N];
@@ -175,5 +182,5 @@ static bool all_finite(const float* rows, int64_t row, int64_t count, int64_t nu
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -9,12 +9,20 @@
 // for its column sums, without an output: lse_i, and the sum over i of exp(s_ij - lse_i).
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "abi.h"
 #include "kernels/dropout.h"
 #include "kernels/entmax_powers.h"
 #include "kernels/key_tile.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int MAX_NEWTON_STEPS = 64;
@@ -436,5 +444,5 @@ static bool thresholded_in_panels(const AttentionParams& params, const Threshold
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

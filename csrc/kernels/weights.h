@@ -2,10 +2,18 @@
 // of the weights, which are then not written.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "abi.h"
 #include "kernels/key_tile.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 struct WeightTileKernel {
@@ -200,5 +208,5 @@ static bool weights(const AttentionParams& params, const WeightTileParams& weigh
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

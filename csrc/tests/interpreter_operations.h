@@ -5,7 +5,7 @@
 #include "program_builder.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 typedef int32_t (*ScalarFunction)(int32_t, int32_t);  // bits in, bits out
@@ -120,5 +120,5 @@ static const TestedOperation MASKING_OPERATIONS[] = {
 #undef INT_FUNCTION
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

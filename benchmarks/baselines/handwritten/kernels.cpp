@@ -17,7 +17,7 @@ static struct {
 
 }  // namespace regard
 
-#define REGARD_BUILD handwritten
+#define REGARD_ISA handwritten
 #define REGARD_BUILD_NAME "handwritten"
 #define REGARD_INTERPRETER "modifiers.h"
 #include "kernels/kernels.h"

@@ -7,7 +7,7 @@
 #include "simd/exp.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int REGISTER_ROWS = 32;  // as in interpreter.h
@@ -98,5 +98,5 @@ struct Interpreter {
 };
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard
