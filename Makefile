@@ -52,7 +52,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: done, the log is $(LOG)"
 
 # Rebuild the core when its sources change; print the reason if it cannot be built.
-$(CORE): $(STAMP) setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*.h csrc/*/*.h)
+$(CORE): $(STAMP) setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/flags.mk)
 	@echo "setup: building the compiled core (half a minute)"
 	@$(PIP_INSTALL) --no-deps -e . >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
 	@sed 's/^/setup: the compiled core was NOT built; /' src/regard/core_not_built.txt 2>/dev/null || true

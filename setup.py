@@ -18,7 +18,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("csrc")
-FLAGS = {name: text.split() for name, text in re.findall(r"^(\w+) := *(.*)$", (CSRC / "flags.mk").read_text("utf8"), re.M)}
+FLAGS = {
+    name: text.split() for name, text in re.findall(r"^(\w+) := *(.*)$", (CSRC / "flags.mk").read_text("utf8"), re.M)
+}
 ARCHITECTURE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 ISAS = FLAGS.get(f"{ARCHITECTURE}_ISAS", ["portable"])  # csrc/flags.mk says why their order matters
 BUILD_ERROR_FILE = "core_not_built.txt"  # in the package; regard.backends.native.backend reads it

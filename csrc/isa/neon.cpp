@@ -1,6 +1,6 @@
 // The kernels for NEON.
 #if defined(__aarch64__)
 #include "simd/isa/neon.h"
-// The kernels use the instruction set whose header comes first.
+// Kernels use the instruction set whose header comes first.
 #include "kernels/kernels.h"
 #endif

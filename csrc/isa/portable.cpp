@@ -1,4 +1,4 @@
 // The kernels for any processor.
 #include "simd/isa/portable.h"
-// The kernels use the instruction set whose header comes first.
+// Kernels use the instruction set whose header comes first.
 #include "kernels/kernels.h"

@@ -27,9 +27,9 @@ REGARD_INLINE Word mix(Word x) {
 // The hashes of a panel's queries.
 struct Dropout {
   uint32_t row_hash[PANEL_QUERIES], key_stride[PANEL_QUERIES];
-  uint32_t key_offset, key_step;
-  uint32_t dropout_threshold;
-  float scale;
+  uint32_t key_offset = 0, key_step = 0;
+  uint32_t dropout_threshold = 0;
+  float scale = 0.0f;
 
   void init(const AttentionParams& p, int64_t b, int64_t h, int64_t query_begin, int64_t num_queries) {
     dropout_threshold = uint32_t(p.dropout_threshold);

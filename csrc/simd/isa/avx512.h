@@ -1,7 +1,15 @@
 // AVX-512: vectors of 16 floats, 32 registers.
 #pragma once
 
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own intrinsics
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif
 
 #include "simd/vector_ops.h"
 
