@@ -1,5 +1,5 @@
-// Threads: those of the OpenMP runtime that torch has already loaded, else those of a pool. The core links no runtime of
-// its own, because two runtimes in one process make both of them many times slower.
+// Threads: those of the OpenMP runtime that torch has already loaded, else those of a pool. The core links no runtime
+// of its own, because two runtimes in one process make both of them many times slower.
 #pragma once
 
 #include <cstddef>

@@ -102,8 +102,7 @@ static void online_softmax_step(Panel& panel, const AttentionParams& params, con
     store(row_sum, fma(load(row_sum), rescale[j], total[j]));
   }
   if (params.dropout_threshold)
-    for (int64_t t = 0; t < count; ++t)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+    for (int64_t t = 0; t < count; ++t) REGARD_UNROLL for (int j = 0; j < N; ++j) {
         float* element = scores + (t * N + j) * LANES;
         const IntVec keep = panel.dropout.keep_mask(tile.begin + t, tile.vector_begin + j);
         store(element, where(keep, load(element) * panel.dropout.scale, Vec{}));

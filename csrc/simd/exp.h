@@ -25,7 +25,8 @@ REGARD_INLINE Vec exp2_fraction(Vec f) {
 
 // 2^x; relative error below 8e-8. Exact at 0, and NaN at NaN. It is 0 from -127 down while denormals are flushed to 0.
 REGARD_INLINE Vec exp2(Vec x) {
-  return Ops::exp2(x, [](Vec f) __attribute__((always_inline)) { return exp2_fraction(f); });
+  return Ops::exp2(
+      x, [](Vec f) __attribute__((always_inline)) { return exp2_fraction(f); });
 }
 
 // The nearest integer, the even one of two.

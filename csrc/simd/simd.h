@@ -1,8 +1,8 @@
-// Vectors of floats and integers of the instruction set that a file is compiled for. Arithmetic uses the operators of the
-// compiler's vector types.
+// Vectors of floats and integers of the instruction set that a file is compiled for. Arithmetic uses the operators of
+// the compiler's vector types.
 //
-// A file includes the header of its instruction set, of simd/isa, before any kernel. Everything that depends on it is in
-// a namespace named REGARD_ISA: each instruction set has kernels of its own.
+// A file includes the header of its instruction set, of simd/isa, before any kernel. Everything that depends on it is
+// in a namespace named REGARD_ISA: each instruction set has kernels of its own.
 #pragma once
 
 #include <cstdint>
@@ -85,8 +85,7 @@ REGARD_INLINE void transpose_step(Vec& a, Vec& b) {
 // One stage of a transposition; there is a stage for each bit of a lane's index.
 template <int STEP>
 REGARD_INLINE void transpose_stage(Vec (&rows)[LANES]) {
-  REGARD_UNROLL for (int i = 0; i < LANES; ++i)
-    if (!(i & STEP)) transpose_step<STEP>(rows[i], rows[i + STEP]);
+  REGARD_UNROLL for (int i = 0; i < LANES; ++i) if (!(i & STEP)) transpose_step<STEP>(rows[i], rows[i + STEP]);
 }
 
 REGARD_INLINE void transpose(Vec (&rows)[LANES]) {

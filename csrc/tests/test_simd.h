@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "check.h"
-#include "simd/flush_denormals.h"
 #include "simd/exp.h"
+#include "simd/flush_denormals.h"
 #include "simd/simd.h"
 
 namespace regard {

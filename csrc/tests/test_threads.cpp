@@ -1,7 +1,7 @@
 // The thread layer and the kernels on several threads, also for ThreadSanitizer.
 //
-// Without an OpenMP runtime in the process, the threads are those of the pool. LD_PRELOAD adds a runtime. ThreadSanitizer
-// does not see how a runtime waits for its threads, and would report every result as a race.
+// Without an OpenMP runtime in the process, the threads are those of the pool. LD_PRELOAD adds a runtime.
+// ThreadSanitizer does not see how a runtime waits for its threads, and would report every result as a race.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -81,7 +81,8 @@ void lack_of_memory_raises_an_exception() {
   for (const int64_t num_threads : {1, 3}) {
     bool is_out_of_memory = false;
     try {
-      regard::parallel_for(10, num_threads, size_t(1) << 58, [](void*, int64_t, float*) {}, nullptr, nullptr);
+      regard::parallel_for(
+          10, num_threads, size_t(1) << 58, [](void*, int64_t, float*) {}, nullptr, nullptr);
     } catch (const std::bad_alloc&) {
       is_out_of_memory = true;
     }

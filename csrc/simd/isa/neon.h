@@ -27,9 +27,7 @@ struct Isa<Neon> : VectorOps<Isa<Neon>, 4> {
   REGARD_INLINE bool any(IntVec mask) { return vmaxvq_u32(native(mask)) != 0; }
   REGARD_INLINE Vec round_nearest(Vec x) { return generic(vrndnq_f32(native(x))); }
 
-  REGARD_INLINE Vec load_fp16(const uint16_t* p) {
-    return generic(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))));
-  }
+  REGARD_INLINE Vec load_fp16(const uint16_t* p) { return generic(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))); }
   REGARD_INLINE void store_fp16(uint16_t* p, Vec x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(native(x)))); }
 };
 
