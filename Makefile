@@ -22,7 +22,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
 # The tests of the core and, under build/, the core built with sanitizers.
 CORE_TESTS := $(MAKE) --no-print-directory -j 2 -C csrc/tests PYTHON=$(CURDIR)/$(PY)
-CLANG      := $(firstword $(shell command -v clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14))
+CLANG      := $(shell for name in clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14; do command -v $$name && break; done)
 ADDRESS    := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1
 THREAD     := -fsanitize=thread -g1
 
