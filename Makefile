@@ -22,6 +22,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
 # The tests of the core and, under build/, the core built with sanitizers.
 CORE_TESTS := $(MAKE) --no-print-directory -j 2 -C csrc/tests PYTHON=$(CURDIR)/$(PY)
+CLANG      := $(shell for name in clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14; do command -v $$name && break; done)
 ADDRESS    := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1
 THREAD     := -fsanitize=thread -g1
 
@@ -30,7 +31,7 @@ QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_reposi
            tests/test_cost.py tests/expr tests/call tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup explore first-look check test test-long test-exhaustive test-everywhere sanitize bench bench-quick mutants data wheel format clean
+.PHONY: help setup explore first-look check test test-long test-exhaustive test-everywhere test-clang test-clang-core test-arm64 compile-commands sanitize bench bench-quick mutants data wheel format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -52,7 +53,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: done, the log is $(LOG)"
 
 # Rebuild the core when its sources change; print the reason if it cannot be built.
-$(CORE): $(STAMP) setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*.h csrc/*/*.h)
+$(CORE): $(STAMP) setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/flags.mk)
 	@echo "setup: building the compiled core (half a minute)"
 	@$(PIP_INSTALL) --no-deps -e . >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
 	@sed 's/^/setup: the compiled core was NOT built; /' src/regard/core_not_built.txt 2>/dev/null || true
@@ -85,6 +86,23 @@ test-everywhere: setup  ## all tests again: with 2 and 4 threads, and without th
 	@rm -rf build/without && mkdir -p build/without && cp -R src/regard build/without && rm -f build/without/regard/_core*
 	@PYTHONPATH=$(CURDIR)/build/without $(PYTEST)
 	@for threads in 2 4; do OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$$threads $(PY) -m pytest -n 2 --dist loadfile || exit 1; done
+
+test-clang-core:  ## the core's own tests, built with Clang 14 or newer: a minute
+	@test -n "$(CLANG)" || { echo "test-clang: clang++ is required. Install it with apt-get install clang." >&2; exit 1; }
+	@$(CORE_TESTS) PYTHON=$(PYTHON) CXX=$(CLANG) BUILD=$(CURDIR)/build/clang run
+
+test-clang: setup test-clang-core  ## also the laws on a core built with Clang, and clangd on every file: under 15 minutes
+	@$(PY) tools/compile_commands.py --check
+	@$(CORE_TESTS) CXX=$(CLANG) BUILD=$(CURDIR)/build/clang-release OPTIMIZE=-O3 package
+	@PYTHONPATH=$(CURDIR)/build/clang-release/package $(PYTEST) tests/laws tests/backends --deselect tests/backends/test_core.py
+
+test-arm64:  ## the core's own tests for 64-bit ARM, cross-compiled and run by an emulator: under 15 minutes
+	@command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null || { \
+	  echo "test-arm64: a cross compiler and an emulator are required. Install them with apt-get install g++-aarch64-linux-gnu qemu-user." >&2; exit 1; }
+	@$(CORE_TESTS) PYTHON=$(PYTHON) CXX=aarch64-linux-gnu-g++ RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' BUILD=$(CURDIR)/build/arm64 run
+
+compile-commands:  ## write compile_commands.json, which editors read to check the files of csrc
+	@$(PYTHON) tools/compile_commands.py
 
 # AddressSanitizer must be loaded before the core, and the C++ library right after it, or an exception ends Python. Leaks of
 # Python and torch are ignored. The sanitizer needs memory itself, so the memory laws are left out.

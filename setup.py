@@ -4,6 +4,8 @@ A failed build prints the first error of the compiler and stores it in the packa
 """
 
 import os
+import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("csrc")
+FLAGS = {
+    name: text.split() for name, text in re.findall(r"^(\w+) := *(.*)$", (CSRC / "flags.mk").read_text("utf8"), re.M)
+}
+ARCHITECTURE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+ISAS = FLAGS.get(f"{ARCHITECTURE}_ISAS", ["portable"])  # csrc/flags.mk says why their order matters
 BUILD_ERROR_FILE = "core_not_built.txt"  # in the package; regard.backends.native.backend reads it
 
 
@@ -52,10 +59,22 @@ class BuildCore(build_ext):
         with tempfile.TemporaryFile("w+", encoding="utf8", errors="replace") as output:
             try:
                 with redirect_stderr(output):
+                    ext.extra_objects = [self.compile_kernels(ext, isa) for isa in ISAS]
                     super().build_extension(ext)
             except Exception as error:
                 self.first_error = first_compiler_error(output, error)
                 raise
+
+    def compile_kernels(self, ext: Extension, isa: str) -> str:
+        """Compile the kernels for an instruction set with its flags; return the path of the object."""
+        (path,) = self.compiler.compile(
+            [str(CSRC / "isa" / f"{isa}.cpp")],
+            output_dir=self.build_temp,
+            include_dirs=ext.include_dirs,
+            extra_postargs=[*ext.extra_compile_args, *FLAGS[f"{isa}_FLAGS"]],
+            depends=ext.depends,
+        )
+        return str(path)
 
 
 def write_to_terminal(message: str) -> None:
@@ -104,18 +123,12 @@ setup(
     ext_modules=[
         Extension(
             "regard._core",
-            sources=sorted(str(path) for pattern in ("*.cpp", "isa/*.cpp") for path in CSRC.glob(pattern)),
-            depends=sorted(str(path) for pattern in ("*.h", "kernels/*.h", "simd/*.h") for path in CSRC.glob(pattern)),
-            include_dirs=[str(CSRC)],
+            sources=sorted(str(path) for path in CSRC.glob("*.cpp")),
+            depends=sorted(str(path) for pattern in ("**/*.h", "*.mk") for path in CSRC.glob(pattern)),
+            include_dirs=[str(CSRC / "include"), str(CSRC)],
             language="c++",
-            extra_compile_args=[
-                "-std=c++17",
-                "-O3",
-                "-ffp-contract=off",  # comparisons must use the same numbers as in torch
-                "-fno-math-errno",
-                "-fvisibility=hidden",
-                "-Wno-psabi",
-            ],
+            extra_compile_args=[*FLAGS["CORE_FLAGS"], "-pthread"],
+            extra_link_args=["-pthread"],
             libraries=["dl"],
             py_limited_api=True,
             optional=True,

@@ -9,6 +9,7 @@
 
 #include "abi.h"
 #include "abi_table.h"
+#include "dispatch.h"
 #include "kernel_table.h"
 #include "parallel.h"
 
@@ -16,16 +17,9 @@ namespace {
 
 using regard::AttentionParams;
 using regard::KernelTable;
+using regard::supported_builds;
 using regard::ThresholdParams;
 using regard::WeightTileParams;
-
-constexpr long NUM_BUILDS = 3;
-
-const KernelTable* const* kernel_tables() {
-  static const KernelTable* const tables[NUM_BUILDS] = {regard::avx512_kernels(), regard::avx2_kernels(),
-                                                        regard::portable_kernels()};
-  return tables;
-}
 
 // Whether a signal handler has raised an exception. Called on the calling thread, which has released the GIL.
 bool has_pending_signal() {
@@ -59,7 +53,7 @@ PyObject* run_kernel(PyObject* const* args, Py_ssize_t count, Py_ssize_t expecte
   }
   const long build = PyLong_AsLong(args[0]);
   if (PyErr_Occurred()) return nullptr;
-  if (build < 0 || build >= NUM_BUILDS || !kernel_tables()[build]) {
+  if (build < 0 || build >= long(supported_builds().size())) {
     PyErr_Format(PyExc_ValueError, "build must be an index that builds() returns, got %ld", build);
     return nullptr;
   }
@@ -73,7 +67,7 @@ PyObject* run_kernel(PyObject* const* args, Py_ssize_t count, Py_ssize_t expecte
   bool is_complete = false, is_out_of_memory = false;
   Py_BEGIN_ALLOW_THREADS;
   try {
-    is_complete = body(*kernel_tables()[build], params);
+    is_complete = body(*supported_builds()[build], params);
   } catch (const std::bad_alloc&) {
     is_out_of_memory = true;
   }
@@ -116,9 +110,8 @@ PyObject* thresholded(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* builds(PyObject*, PyObject*) {
   PyObject* result = PyList_New(0);
-  for (long n = 0; result && n < NUM_BUILDS; ++n) {
-    const KernelTable* build = kernel_tables()[n];
-    if (!build) continue;
+  for (long n = 0; result && n < long(supported_builds().size()); ++n) {
+    const KernelTable* build = supported_builds()[n];
     PyObject* entry = Py_BuildValue("(lsLLL)", n, build->name, static_cast<long long>(build->panel_queries),
                                     static_cast<long long>(build->lanes), static_cast<long long>(build->chunk_keys));
     if (!entry || PyList_Append(result, entry) < 0) Py_CLEAR(result);
@@ -127,7 +120,7 @@ PyObject* builds(PyObject*, PyObject*) {
   return result;
 }
 
-PyObject* has_threads(PyObject*, PyObject*) { return PyBool_FromLong(regard::has_threads()); }
+PyObject* thread_runtime(PyObject*, PyObject*) { return PyUnicode_FromString(regard::thread_runtime()); }
 
 // The description as {group: {name: value}}.
 PyObject* abi(PyObject*, PyObject*) {
@@ -166,7 +159,8 @@ PyMethodDef methods[] = {
      "thresholded(build, params, threshold_params): writes the output and the threshold of each row."},
     {"builds", builds, METH_NOARGS,
      "builds(): (index, name, queries in a panel, queries in a vector, keys in a chunk) of each build, best first."},
-    {"has_threads", has_threads, METH_NOARGS, "has_threads(): whether kernels use the threads of an OpenMP runtime."},
+    {"thread_runtime", thread_runtime, METH_NOARGS,
+     "thread_runtime(): 'GNU OpenMP', 'LLVM OpenMP', 'thread pool' or 'one thread'."},
     {"abi", abi, METH_NOARGS,
      "abi(): sizes and offsets of the packed structs, enumerators and constants, as {group: {name: number}}."},
     {nullptr, nullptr, 0, nullptr},

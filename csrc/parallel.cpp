@@ -1,6 +1,5 @@
 #include "parallel.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -8,14 +7,21 @@
 #include <cstdlib>
 #include <new>
 
+#include "openmp_runtime.h"
+#include "thread_pool.h"
+
 namespace regard {
 namespace {
 
-typedef void (*GompParallel)(void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
+const OpenMpRuntime& openmp_runtime() {
+  static const OpenMpRuntime runtime = find_openmp_runtime();
+  return runtime;
+}
 
-GompParallel find_gomp_parallel() {
-  static const GompParallel function = reinterpret_cast<GompParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-  return function;
+// Never destroyed: its threads may outlive static objects.
+ThreadPool& thread_pool() {
+  static ThreadPool* const pool = new ThreadPool;
+  return *pool;
 }
 
 constexpr size_t MAX_CACHED_SCRATCH_FLOATS = 1 << 20;
@@ -48,12 +54,12 @@ class Scratch {
 
 thread_local Scratch thread_scratch;
 
-// The runtime's threads do not survive a fork, and the runtime would wait for them: a forked child uses one thread.
+// Threads do not survive a fork, and a call would wait for them: a forked child uses one thread.
 std::atomic<bool> is_forked_child{false};
 
 bool is_single_threaded() {
   static const int atfork_error = pthread_atfork(nullptr, nullptr, [] { is_forked_child = true; });
-  return atfork_error != 0 || is_forked_child || !find_gomp_parallel();
+  return atfork_error != 0 || is_forked_child;
 }
 
 struct ParallelJob {
@@ -99,7 +105,10 @@ void thread_main(void* data) { run_items_in_scratch(*static_cast<ParallelJob*>(d
 
 }  // namespace
 
-bool has_threads() { return !is_single_threaded(); }
+const char* thread_runtime() {
+  if (is_single_threaded()) return "one thread";
+  return openmp_runtime().run ? openmp_runtime().name : "thread pool";
+}
 
 bool parallel_for(int64_t num_items, int64_t num_threads, size_t scratch_floats, void (*work)(void*, int64_t, float*),
                   void* context, bool (*should_stop)()) {
@@ -109,7 +118,11 @@ bool parallel_for(int64_t num_items, int64_t num_threads, size_t scratch_floats,
     run_items_in_scratch(job, true);
   } else {
     is_calling_thread = true;
-    find_gomp_parallel()(thread_main, &job, static_cast<unsigned>(num_threads), 0);
+    if (openmp_runtime().run) {
+      openmp_runtime().run(thread_main, &job, int(num_threads));
+    } else {
+      thread_pool().run(thread_main, &job, int(num_threads));
+    }
     is_calling_thread = false;
   }
   if (job.is_out_of_memory) throw std::bad_alloc();

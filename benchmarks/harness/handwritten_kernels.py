@@ -5,6 +5,7 @@ It is compiled on first use, from the headers of the core and with its compiler 
 
 import ctypes
 import os
+import re
 import subprocess
 from contextlib import AbstractContextManager
 from functools import cache
@@ -18,9 +19,9 @@ from regard.backends.native.backend import builds
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
 HANDWRITTEN = ROOT / "benchmarks" / "baselines" / "handwritten"
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi"]
+FLAGS = dict(re.findall(r"^(\w+) := *(.*)$", (CSRC / "flags.mk").read_text("utf8"), re.M))
 MODIFIERS = ("causal", "alibi", "softcap", "window")  # in the order of the enum Modifier in kernels.cpp
-LANES = {"AVX-512": 16, "AVX2": 8, "portable": 4}
+ISAS = {"AVX-512": "avx512", "AVX2": "avx2", "NEON": "neon", "portable": "portable"}
 
 
 class CompileError(Exception):
@@ -32,12 +33,15 @@ def library() -> ctypes.CDLL:
     """Return the handwritten kernels for the build that regard uses on this processor."""
     if not builds():
         raise CompileError("regard was installed without a C++ compiler")
-    lanes = LANES[builds()[0].name]
-    path = ROOT / "build" / f"handwritten-{lanes}.so"
-    sources = [HANDWRITTEN / "kernels.cpp", CSRC / "parallel.cpp"]
+    isa = ISAS[builds()[0].name]
+    path = ROOT / "build" / f"handwritten-{isa}.so"
+    sources = [
+        HANDWRITTEN / "kernels.cpp",
+        *(CSRC / f"{name}.cpp" for name in ("parallel", "openmp_runtime", "thread_pool")),
+    ]
     dependencies = [*sources, *HANDWRITTEN.glob("*.h"), *CSRC.glob("**/*.h")]
     if not path.exists() or path.stat().st_mtime < max(file.stat().st_mtime for file in dependencies):
-        _compile(sources, lanes, path)
+        _compile(sources, isa, path)
     result = ctypes.CDLL(str(path))
     result.peak_flops.restype = ctypes.c_double
     result.peak_flops.argtypes = [ctypes.c_int64]
@@ -45,10 +49,11 @@ def library() -> ctypes.CDLL:
     return result
 
 
-def _compile(sources: list[Path], lanes: int, path: Path) -> None:
+def _compile(sources: list[Path], isa: str, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    include = [f"-I{CSRC}", f"-I{HANDWRITTEN}", f"-DREGARD_LANES={lanes}"]
-    command = [os.environ.get("CXX", "c++"), *FLAGS, "-shared", "-fPIC", *include, *map(str, sources)]
+    flags = [*FLAGS["CORE_FLAGS"].split(), *FLAGS[f"{isa}_FLAGS"].split(), "-include", f"simd/isa/{isa}.h"]
+    include = [f"-I{folder}" for folder in (CSRC / "include", CSRC, HANDWRITTEN)]
+    command = [os.environ.get("CXX", "c++"), *flags, "-shared", "-fPIC", "-pthread", *include, *map(str, sources)]
     try:
         subprocess.run([*command, "-ldl", "-o", str(path)], capture_output=True, text=True, check=True)
     except FileNotFoundError:

@@ -7,11 +7,17 @@
 // where even two channels would.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "abi.h"
 #include "kernels/panel.h"
 #include "simd/exp.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 // The largest denominator and the largest numerator of a shared division.
@@ -165,45 +171,47 @@ template <int N>
 static void additive_scores(const AdditiveHead& head, const ExpTerms& queries, const ExpTerms& keys,
                             int64_t num_channels, int64_t count, float* scores) {
   constexpr int CHANNELS = 32;  // sums of sums: rounding errors grow with their lengths
-  dispatch_shared_channels(head, queries, keys, num_channels, [&](auto sharing) __attribute__((always_inline)) {
-    constexpr int SHARING = decltype(sharing)::value;
-    constexpr bool USE_EXP_TERMS = SHARING > 0;
-    for_each_block<2>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
-      constexpr int M = decltype(rows)::value;
-      Vec total[M][N];
-      REGARD_UNROLL for (int i = 0; i < M; ++i)
-        REGARD_UNROLL for (int j = 0; j < N; ++j) total[i][j] = broadcast(USE_EXP_TERMS ? head.u_sum : 0.0f);
-      for (int64_t first = 0; first < num_channels; first += CHANNELS) {
-        const int64_t last = std::min<int64_t>(num_channels, first + CHANNELS);
-        Vec sum[M][N] = {};
-        int64_t c = first;
-        for (; USE_EXP_TERMS && c + SHARING <= last; c += SHARING)
-          REGARD_UNROLL for (int i = 0; i < M; ++i)
-            REGARD_UNROLL for (int j = 0; j < N; ++j) {
-              const Fraction part = sum_fractions<SHARING>(c, [&](int64_t n) __attribute__((always_inline)) {
-                const Vec x =
-                    fma(query_channel<true>(queries, n, j), key_channel<true>(keys, t + i, n), broadcast(1.0f));
-                return Fraction{broadcast(head.minus_2u[n]), x};
-              });
-              sum[i][j] = fma(part.numerator, reciprocal(part.denominator), sum[i][j]);
-            }
-        for (; c < last; ++c)
-          REGARD_UNROLL for (int i = 0; i < M; ++i)
-            REGARD_UNROLL for (int j = 0; j < N; ++j) {
-              const Vec a = query_channel<USE_EXP_TERMS>(queries, c, j), b = key_channel<USE_EXP_TERMS>(keys, t + i, c);
-              if constexpr (USE_EXP_TERMS) {
-                sum[i][j] = fma(broadcast(head.minus_2u[c]), reciprocal(fma(a, b, broadcast(1.0f))), sum[i][j]);
-              } else {
-                sum[i][j] = fma(broadcast(head.u[c]), tanh(a + b), sum[i][j]);
+  dispatch_shared_channels(
+      head, queries, keys, num_channels, [&](auto sharing) __attribute__((always_inline)) {
+        constexpr int SHARING = decltype(sharing)::value;
+        constexpr bool USE_EXP_TERMS = SHARING > 0;
+        for_each_block<2>(
+            0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
+              constexpr int M = decltype(rows)::value;
+              Vec total[M][N];
+              REGARD_UNROLL for (int i = 0; i < M; ++i) REGARD_UNROLL for (int j = 0; j < N; ++j) total[i][j] =
+                  broadcast(USE_EXP_TERMS ? head.u_sum : 0.0f);
+              for (int64_t first = 0; first < num_channels; first += CHANNELS) {
+                const int64_t last = std::min<int64_t>(num_channels, first + CHANNELS);
+                Vec sum[M][N] = {};
+                int64_t c = first;
+                for (; USE_EXP_TERMS && c + SHARING <= last; c += SHARING)
+                  REGARD_UNROLL for (int i = 0; i < M; ++i) REGARD_UNROLL for (int j = 0; j < N; ++j) {
+                    const Fraction part = sum_fractions<SHARING>(
+                        c, [&](int64_t n) __attribute__((always_inline)) {
+                          const Vec x = fma(query_channel<true>(queries, n, j), key_channel<true>(keys, t + i, n),
+                                            broadcast(1.0f));
+                          return Fraction{broadcast(head.minus_2u[n]), x};
+                        });
+                    sum[i][j] = fma(part.numerator, reciprocal(part.denominator), sum[i][j]);
+                  }
+                for (; c < last; ++c)
+                  REGARD_UNROLL for (int i = 0; i < M; ++i) REGARD_UNROLL for (int j = 0; j < N; ++j) {
+                    const Vec a = query_channel<USE_EXP_TERMS>(queries, c, j),
+                              b = key_channel<USE_EXP_TERMS>(keys, t + i, c);
+                    if constexpr (USE_EXP_TERMS) {
+                      sum[i][j] = fma(broadcast(head.minus_2u[c]), reciprocal(fma(a, b, broadcast(1.0f))), sum[i][j]);
+                    } else {
+                      sum[i][j] = fma(broadcast(head.u[c]), tanh(a + b), sum[i][j]);
+                    }
+                  }
+                REGARD_UNROLL for (int i = 0; i < M; ++i) REGARD_UNROLL for (int j = 0; j < N; ++j) total[i][j] +=
+                    sum[i][j];
               }
-            }
-        REGARD_UNROLL for (int i = 0; i < M; ++i)
-          REGARD_UNROLL for (int j = 0; j < N; ++j) total[i][j] += sum[i][j];
-      }
-      REGARD_UNROLL for (int i = 0; i < M; ++i)
-        REGARD_UNROLL for (int j = 0; j < N; ++j) store(scores + ((t + i) * N + j) * LANES, total[i][j]);
-    });
-  });
+              REGARD_UNROLL for (int i = 0; i < M; ++i) REGARD_UNROLL for (int j = 0; j < N; ++j)
+                  store(scores + ((t + i) * N + j) * LANES, total[i][j]);
+            });
+      });
 }
 
 // With h = tanh(a + b) and g the gradient of a score, a pair adds g h to a channel of d_u, and u g (1 - h^2) to a
@@ -259,5 +267,5 @@ static void additive_gradients(const ExpTerms& queries, const ExpTerms& keys, in
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

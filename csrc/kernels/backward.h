@@ -12,17 +12,31 @@
 // gradient of an additive score's u is such a small sum.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "abi.h"
 #include "kernels/dropout.h"
 #include "kernels/entmax_powers.h"
 #include "kernels/key_tile.h"
+#include "kernels/scratch.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int64_t BACKWARD_TILE_KEYS = 96;
 constexpr int64_t BACKWARD_PANELS_PER_BLOCK = 4;
 constexpr int64_t MAX_LOCAL_SUM_FLOATS = 1 << 16;
+constexpr int64_t TRANSPOSED_ROW = BACKWARD_TILE_KEYS + LANES;  // additive_gradients writes whole vectors
 
 constexpr int64_t round_up_to_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
@@ -42,19 +56,19 @@ struct BackwardPanel {
 // sums[t] += sum over queries of left[t, query] * right[query]. num_channels is a multiple of LANES.
 static void accumulate_over_queries(const float* left, int64_t left_row, int64_t keys, int64_t queries,
                                     const float* right, int64_t num_channels, float* sums) {
-  constexpr int MAX_VECTORS = LANES == 16 ? 4 : 2;
+  constexpr int MAX_VECTORS = Ops::NUM_REGISTERS >= 32 ? 4 : 2;
   auto columns = [&](auto vectors, int64_t c) __attribute__((always_inline)) {
     constexpr int N = decltype(vectors)::value;
-    constexpr int M = LANES == 16 ? (N == 4 ? 6 : 8) : 6;
+    constexpr int M = Ops::NUM_REGISTERS >= 32 && N < 4 ? 8 : 6;
     for (int64_t t = 0; t < keys;) {
       auto block = [&](auto rows) __attribute__((always_inline)) {
         constexpr int R = decltype(rows)::value;
         Vec sum[R][N];
-        REGARD_UNROLL for (int i = 0; i < R; ++i)
-          REGARD_UNROLL for (int j = 0; j < N; ++j) sum[i][j] = load(sums + (t + i) * num_channels + (c + j) * LANES);
+        REGARD_UNROLL for (int i = 0; i < R; ++i) REGARD_UNROLL for (int j = 0; j < N; ++j) sum[i][j] =
+            load(sums + (t + i) * num_channels + (c + j) * LANES);
         gemm_microkernel<R, N>(sum, left + t * left_row, left_row, 1, right + c * LANES, num_channels, queries);
-        REGARD_UNROLL for (int i = 0; i < R; ++i)
-          REGARD_UNROLL for (int j = 0; j < N; ++j) store(sums + (t + i) * num_channels + (c + j) * LANES, sum[i][j]);
+        REGARD_UNROLL for (int i = 0; i < R; ++i) REGARD_UNROLL for (int j = 0; j < N; ++j)
+            store(sums + (t + i) * num_channels + (c + j) * LANES, sum[i][j]);
         t += R;
       };
       if (t + M <= keys) {
@@ -211,218 +225,318 @@ struct Backward {
            AdditiveHead::scratch_floats(params) + 704;
   }
 
-  void run_block(int64_t item, float* scratch) const {
+  // A block of panels of one head.
+  struct Item {
+    int64_t index, b, h, kv_head;
+    int64_t head_row;  // the row of the head's first query
+  };
+
+  // Copies of the keys of a tile that have a weight other than 0: rows of k, v, d_k and d_v.
+  struct CompactedKeys {
+    float *k, *v, *d_k, *d_v;
+  };
+
+  // The scratch memory of an item. A tile has a row for each key.
+  struct Workspace {
+    BackwardPanel panels[BACKWARD_PANELS_PER_BLOCK];
+    int64_t num_panels;
+    double score_unit;          // scores are in units of log 2 unless there is a score modifier
+    float *weights, *d_scores;  // of a tile, with a lane for each query
+    float* raw_scores;          // before the score modifier
+    int32_t* visible;           // -1 or 0 for each pair, where a value is not finite
+    float* registers;           // of the interpreter
+    float *k_float, *v_float;   // upcast keys and values
+    float *d_k, *d_v;           // of a tile, with whole vectors of channels
+    CompactedKeys compacted;    // for entmax
+    EntmaxPower entmax_power;   // for entmax
+    AdditiveHead additive;      // for additive scores, as the next two
+    float* d_k_transposed;      // (head_dim, keys)
+    double* d_u;                // (head_dim)
+    double* local_sums;         // small gradients of captured tensors
+    std::vector<GradientTarget> gradient_targets;
+  };
+
+  // The keys and values of a tile, once a panel attends to them.
+  struct TileRows {
+    int64_t begin, end;  // keys
+    bool is_loaded = false;
+    bool is_finite = false;
+    FloatRows k{}, v{};
+    ExpTerms exp_terms{};
+  };
+
+  void run_block(int64_t index, float* scratch) const {
     const FlushDenormals flush;
     const AttentionParams& p = params;
-    const int64_t b = item / blocks_per_head / p.num_heads, h = item / blocks_per_head % p.num_heads;
-    const int64_t group_size = p.num_heads / p.num_kv_heads, kv_head = h / group_size,
-                  items_per_kv_head = group_size * blocks_per_head;
-    const int64_t head_row = (b * p.num_heads + h) * p.n_q;
-    const int64_t padded_dim = round_up_to_lanes(p.head_dim), padded_value_dim = round_up_to_lanes(p.value_dim);
-    auto allocate = [&](int64_t floats) {
-      float* here = scratch;
-      scratch += (floats + 15) / 16 * 16;
-      return here;
-    };
-    float* weights = allocate(BACKWARD_TILE_KEYS * PANEL_QUERIES);
-    float* d_scores = allocate(BACKWARD_TILE_KEYS * PANEL_QUERIES);
-    float* d_k = allocate(BACKWARD_TILE_KEYS * padded_dim);
-    float* d_v = allocate(BACKWARD_TILE_KEYS * padded_value_dim);
-    float* raw_scores = allocate(p.program ? BACKWARD_TILE_KEYS * PANEL_QUERIES : 0);
-    int32_t* visible_scratch = reinterpret_cast<int32_t*>(allocate(BACKWARD_TILE_KEYS * PANEL_QUERIES));
-    float* registers = allocate((p.program ? p.program->num_registers : 0) * REGISTER_ROWS * PANEL_QUERIES);
-    float* k_float = allocate(upcast_scratch_floats(p.dtype, BACKWARD_TILE_KEYS, p.head_dim));
-    float* v_float = allocate(upcast_scratch_floats(p.dtype, BACKWARD_TILE_KEYS, p.value_dim));
-    float* one_row = allocate(p.value_dim);
-    CompactedKeys compacted{};
-    if (p.entmax_exponents) {
-      compacted.k = allocate(BACKWARD_TILE_KEYS * p.head_dim), compacted.v = allocate(BACKWARD_TILE_KEYS * p.value_dim);
-      compacted.d_k = allocate(BACKWARD_TILE_KEYS * padded_dim),
-      compacted.d_v = allocate(BACKWARD_TILE_KEYS * padded_value_dim);
-    }
-    static const Program no_program{};
-    const bool has_score_mod = p.program && p.program->score_mod_end;
-    const double unit = has_score_mod || p.entmax_exponents ? 1.0 : LOG2_E_DOUBLE;
-    float* additive_scratch = allocate(AdditiveHead::scratch_floats(p));
-    const EntmaxPower entmax_power{p.entmax_exponents ? p.entmax_exponents[h] : 0.0f};
-    const float* u = p.u ? p.u + h * p.head_dim : nullptr;
-    const AdditiveHead additive = p.u ? AdditiveHead(p, h, unit, additive_scratch) : AdditiveHead();
-    float* key_exp_scratch = additive.key_exp_scratch;
-    float* d_k_transposed = allocate(p.u ? (BACKWARD_TILE_KEYS + LANES) * p.head_dim : 0);
-    double* item_d_u = reinterpret_cast<double*>(allocate(p.u ? 2 * p.head_dim : 0));
-    if (p.u) std::fill(item_d_u, item_d_u + p.head_dim, 0.0);
-    double* item_sums = reinterpret_cast<double*>(allocate(2 * local_sum_size));
-    std::fill(item_sums, item_sums + local_sum_size, 0.0);
-    std::vector<GradientTarget> gradient_targets(num_sums());
-    int64_t previous_item = -1;  // the last item that must be done before this one adds to a large sum
-    for (int64_t n = 0, offset = 0; n < num_sums(); ++n) {
-      const GradientSum& sum = p.program->gradient_sums[n];
-      gradient_targets[n] =
-          is_local_sum(n) ? GradientTarget{nullptr, item_sums + offset} : GradientTarget{sum.data, nullptr};
-      if (is_local_sum(n)) offset += sum.size;
-      if (!is_local_sum(n) && sum.conflict_scope != ConflictScope::PANEL)
-        previous_item =
-            std::max(previous_item, sum.conflict_scope == ConflictScope::HEADS ? item - blocks_per_head : item - 1);
-    }
-    wait_for_item(previous_item);
-    BackwardPanel panels[BACKWARD_PANELS_PER_BLOCK];
+    const int64_t b = index / blocks_per_head / p.num_heads, h = index / blocks_per_head % p.num_heads;
+    const Item item{index, b, h, h / (p.num_heads / p.num_kv_heads), (b * p.num_heads + h) * p.n_q};
+    ScratchAllocator allocator(scratch);
+    Workspace work = allocate_workspace(item, allocator);
+    wait_for_item(init_gradient_targets(item, work));
     const KeyRun all_keys{0, int32_t(p.n_k), 0, 0, VECTORS_PER_PANEL};
-    const int64_t num_panels = panel_end(item) - panel_begin(item);
-    for (int64_t n = 0; n < num_panels; ++n) {
-      BackwardPanel& panel = panels[n];
-      panel.query_begin = (panel_begin(item) + n) * PANEL_QUERIES;
-      panel.num_queries = std::min<int64_t>(PANEL_QUERIES, p.n_q - panel.query_begin);
-      panel.lanes = round_up_to_lanes(panel.num_queries);
-      panel.key_runs = key_runs(p, b, h, panel_begin(item) + n, all_keys);
-      panel.d_output = allocate(panel.lanes * p.value_dim);
-      panel.d_q_accumulator = allocate(panel.lanes * p.head_dim);
-      const FloatRows q = load_float_rows(p.q, p.dtype, b, h, panel.query_begin, panel.num_queries, p.head_dim,
-                                          allocate(upcast_scratch_floats(p.dtype, panel.num_queries, p.head_dim)));
-      const FloatRows g = load_float_rows(p.d_output, p.dtype, b, h, panel.query_begin, panel.num_queries, p.value_dim,
-                                          allocate(upcast_scratch_floats(p.dtype, panel.num_queries, p.value_dim)));
-      panel.is_finite = all_finite(q.data, q.row_stride, panel.num_queries, p.head_dim) &&
-                        all_finite(g.data, g.row_stride, panel.num_queries, p.value_dim);
-      panel.queries = PackedQueries::pack(p, q, panel.num_queries, panel.lanes, unit, additive,
-                                          allocate(PackedQueries::scratch_floats(p, panel.lanes)));
-      pack_lanes(g.data, g.row_stride, panel.num_queries, p.value_dim, 1.0f, panel.d_output, panel.lanes);
-      panel.query_rows =
-          padded_rows(q.data, q.row_stride, panel.num_queries, p.head_dim, allocate(panel.num_queries * padded_dim));
-      panel.d_output_rows = padded_rows(g.data, g.row_stride, panel.num_queries, p.value_dim,
-                                        allocate(panel.num_queries * padded_value_dim));
-      std::fill(panel.d_q_accumulator, panel.d_q_accumulator + panel.lanes * p.head_dim, 0.0f);
-      if (p.dropout_threshold) panel.dropout.init(p, b, h, panel.query_begin, panel.num_queries);
-      for (int64_t i = 0; i < panel.lanes; ++i) {
-        const int64_t row = head_row + panel.query_begin + std::min(i, panel.num_queries - 1);
-        const float statistic = unit == 1.0 ? p.row_statistic[row] : float(p.row_statistic[row] * unit);
-        panel.row_statistic[i] =
-            statistic == -INFINITY ? INFINITY : statistic;  // weights become 0 for a query without keys
-        const FloatRows output =
-            load_float_rows({p.output, 0, 0, p.value_dim}, p.dtype, 0, 0, row, 1, p.value_dim, one_row);
-        panel.delta[i] = dot(output.data, g.data + std::min(i, panel.num_queries - 1) * g.row_stride, p.value_dim) -
-                         p.d_row_statistic[row];
+    for (int64_t n = 0; n < work.num_panels; ++n) init_panel(item, n, all_keys, work, allocator);
+    for (int64_t tile_index = tile_range[2 * index]; tile_index < tile_range[2 * index + 1]; ++tile_index) {
+      const bool has_visible_keys = run_tile(item, tile_index, work);
+      write_tile(item, tile_index, has_visible_keys, work);
+    }
+    write_query_gradients(item, work);
+    if (has_captured_gradients()) add_captured_gradients(item, work);
+  }
+
+  Workspace allocate_workspace(const Item& item, ScratchAllocator& allocator) const {
+    const AttentionParams& p = params;
+    const int64_t padded_dim = round_up_to_lanes(p.head_dim), padded_value_dim = round_up_to_lanes(p.value_dim);
+    const bool has_score_mod = p.program && p.program->score_mod_end;
+    Workspace work{};
+    work.num_panels = panel_end(item.index) - panel_begin(item.index);
+    work.score_unit = has_score_mod || p.entmax_exponents ? 1.0 : LOG2_E_DOUBLE;
+    work.weights = allocator.floats(BACKWARD_TILE_KEYS * PANEL_QUERIES);
+    work.d_scores = allocator.floats(BACKWARD_TILE_KEYS * PANEL_QUERIES);
+    work.d_k = allocator.floats(BACKWARD_TILE_KEYS * padded_dim);
+    work.d_v = allocator.floats(BACKWARD_TILE_KEYS * padded_value_dim);
+    work.raw_scores = allocator.floats(p.program ? BACKWARD_TILE_KEYS * PANEL_QUERIES : 0);
+    work.visible = reinterpret_cast<int32_t*>(allocator.floats(BACKWARD_TILE_KEYS * PANEL_QUERIES));
+    work.registers = allocator.floats((p.program ? p.program->num_registers : 0) * REGISTER_ROWS * PANEL_QUERIES);
+    work.k_float = allocator.floats(upcast_scratch_floats(p.dtype, BACKWARD_TILE_KEYS, p.head_dim));
+    work.v_float = allocator.floats(upcast_scratch_floats(p.dtype, BACKWARD_TILE_KEYS, p.value_dim));
+    if (p.entmax_exponents) {
+      work.compacted.k = allocator.floats(BACKWARD_TILE_KEYS * p.head_dim);
+      work.compacted.v = allocator.floats(BACKWARD_TILE_KEYS * p.value_dim);
+      work.compacted.d_k = allocator.floats(BACKWARD_TILE_KEYS * padded_dim);
+      work.compacted.d_v = allocator.floats(BACKWARD_TILE_KEYS * padded_value_dim);
+      work.entmax_power.exponent = p.entmax_exponents[item.h];
+    }
+    if (p.u) {
+      work.additive = AdditiveHead(p, item.h, work.score_unit, allocator.floats(AdditiveHead::scratch_floats(p)));
+      work.d_k_transposed = allocator.floats(TRANSPOSED_ROW * p.head_dim);
+      work.d_u = allocator.doubles(p.head_dim);
+      std::fill(work.d_u, work.d_u + p.head_dim, 0.0);
+    }
+    work.local_sums = allocator.doubles(local_sum_size);
+    std::fill(work.local_sums, work.local_sums + local_sum_size, 0.0);
+    return work;
+  }
+
+  // Chooses where the gradients of captured tensors are summed. Returns the last item that must be done before this one
+  // adds to a large sum, or -1.
+  int64_t init_gradient_targets(const Item& item, Workspace& work) const {
+    int64_t previous_item = -1;
+    double* local = work.local_sums;
+    for (int64_t n = 0; n < num_sums(); ++n) {
+      const GradientSum& sum = params.program->gradient_sums[n];
+      if (is_local_sum(n)) {
+        work.gradient_targets.push_back({nullptr, local});
+        local += sum.size;
+        continue;
+      }
+      work.gradient_targets.push_back({sum.data, nullptr});
+      if (sum.conflict_scope == ConflictScope::HEADS)
+        previous_item = std::max(previous_item, item.index - blocks_per_head);
+      if (sum.conflict_scope == ConflictScope::ANY) previous_item = std::max(previous_item, item.index - 1);
+    }
+    return previous_item;
+  }
+
+  // Packs the queries and the gradients of the output of a panel, and computes delta.
+  void init_panel(const Item& item, int64_t n, const KeyRun& all_keys, Workspace& work,
+                  ScratchAllocator& allocator) const {
+    const AttentionParams& p = params;
+    BackwardPanel& panel = work.panels[n];
+    panel.query_begin = (panel_begin(item.index) + n) * PANEL_QUERIES;
+    panel.num_queries = std::min<int64_t>(PANEL_QUERIES, p.n_q - panel.query_begin);
+    panel.lanes = round_up_to_lanes(panel.num_queries);
+    panel.key_runs = key_runs(p, item.b, item.h, panel_begin(item.index) + n, all_keys);
+    panel.d_output = allocator.floats(panel.lanes * p.value_dim);
+    panel.d_q_accumulator = allocator.floats(panel.lanes * p.head_dim);
+    const auto load_rows = [&](const StridedRows& rows, int64_t num_channels) {
+      return load_float_rows(rows, p.dtype, item.b, item.h, panel.query_begin, panel.num_queries, num_channels,
+                             allocator.floats(upcast_scratch_floats(p.dtype, panel.num_queries, num_channels)));
+    };
+    const FloatRows q = load_rows(p.q, p.head_dim), g = load_rows(p.d_output, p.value_dim);
+    panel.is_finite = all_finite(q.data, q.row_stride, panel.num_queries, p.head_dim) &&
+                      all_finite(g.data, g.row_stride, panel.num_queries, p.value_dim);
+    panel.queries = PackedQueries::pack(p, q, panel.num_queries, panel.lanes, work.score_unit, work.additive,
+                                        allocator.floats(PackedQueries::scratch_floats(p, panel.lanes)));
+    pack_lanes(g.data, g.row_stride, panel.num_queries, p.value_dim, 1.0f, panel.d_output, panel.lanes);
+    panel.query_rows = padded_rows(q.data, q.row_stride, panel.num_queries, p.head_dim,
+                                   allocator.floats(panel.num_queries * round_up_to_lanes(p.head_dim)));
+    panel.d_output_rows = padded_rows(g.data, g.row_stride, panel.num_queries, p.value_dim,
+                                      allocator.floats(panel.num_queries * round_up_to_lanes(p.value_dim)));
+    std::fill(panel.d_q_accumulator, panel.d_q_accumulator + panel.lanes * p.head_dim, 0.0f);
+    if (p.dropout_threshold) panel.dropout.init(p, item.b, item.h, panel.query_begin, panel.num_queries);
+    init_row_statistics(item, g, work, panel);
+  }
+
+  void init_row_statistics(const Item& item, const FloatRows& d_output, const Workspace& work,
+                           BackwardPanel& panel) const {
+    const AttentionParams& p = params;
+    const StridedRows output_rows{p.output, 0, 0, p.value_dim};
+    for (int64_t i = 0; i < panel.lanes; ++i) {
+      const int64_t query = std::min(i, panel.num_queries - 1), row = item.head_row + panel.query_begin + query;
+      const float statistic =
+          work.score_unit == 1.0 ? p.row_statistic[row] : float(p.row_statistic[row] * work.score_unit);
+      // weights become 0 for a query without keys
+      panel.row_statistic[i] = statistic == -INFINITY ? INFINITY : statistic;
+      // v_float is not yet in use
+      const FloatRows output = load_float_rows(output_rows, p.dtype, 0, 0, row, 1, p.value_dim, work.v_float);
+      panel.delta[i] =
+          dot(output.data, d_output.data + query * d_output.row_stride, p.value_dim) - p.d_row_statistic[row];
+    }
+  }
+
+  // Computes d_k and d_v of a tile, and adds its part of d_q. Returns whether a panel attends to some of its keys.
+  bool run_tile(const Item& item, int64_t tile_index, Workspace& work) const {
+    TileRows rows;
+    rows.begin = tile_index * BACKWARD_TILE_KEYS, rows.end = std::min(params.n_k, rows.begin + BACKWARD_TILE_KEYS);
+    for (int64_t n = 0; n < work.num_panels; ++n) {
+      BackwardPanel& panel = work.panels[n];
+      KeyTile tile{};
+      tile.scores = work.weights;
+      for (int64_t from = rows.begin; tile.advance(panel.key_runs, from, rows.end); from = tile.end) {
+        if (!rows.is_loaded) load_tile(item, rows, work);
+        const int64_t offset = tile.begin - rows.begin;
+        tile.k = rows.k.data + offset * rows.k.row_stride, tile.k_row_stride = rows.k.row_stride;
+        tile.v = rows.v.data + offset * rows.v.row_stride, tile.v_row_stride = rows.v.row_stride;
+        if (params.u) tile.exp_terms = rows.exp_terms.slice(offset);
+        run_panel_tile(item, panel, tile, offset, rows.is_finite && panel.is_finite ? nullptr : work.visible, work);
       }
     }
-    for (int64_t tile_index = tile_range[2 * item]; tile_index < tile_range[2 * item + 1]; ++tile_index) {
-      const int64_t key = tile_index * BACKWARD_TILE_KEYS, until = std::min(p.n_k, key + BACKWARD_TILE_KEYS);
-      bool has_visible_keys = false;
-      int kv_is_finite = -1;  // whether K and V are finite in this tile; -1: not yet checked
-      FloatRows k{}, v{};
-      ExpTerms keys{};
-      for (int64_t n = 0; n < num_panels; ++n) {
-        BackwardPanel& panel = panels[n];
-        KeyTile tile{};
-        tile.scores = weights;
-        for (int64_t from = key; tile.advance(panel.key_runs, from, until); from = tile.end) {
-          if (!has_visible_keys) {
-            std::fill(d_k, d_k + (until - key) * padded_dim, 0.0f);
-            std::fill(d_v, d_v + (until - key) * padded_value_dim, 0.0f);
-            if (p.u) std::fill(d_k_transposed, d_k_transposed + (BACKWARD_TILE_KEYS + LANES) * p.head_dim, 0.0f);
-            has_visible_keys = true;
-          }
-          if (kv_is_finite < 0) {
-            k = load_float_rows(p.k, p.dtype, b, kv_head, key, until - key, p.head_dim, k_float);
-            v = load_float_rows(p.v, p.dtype, b, kv_head, key, until - key, p.value_dim, v_float);
-            if (p.u) keys = key_exp_terms(k.data, k.row_stride, until - key, p.head_dim, key_exp_scratch);
-            // 0 times inf is NaN: where a value is not finite, only visible pairs are summed
-            kv_is_finite = all_finite(k.data, k.row_stride, until - key, p.head_dim) &&
-                           all_finite(v.data, v.row_stride, until - key, p.value_dim);
-          }
-          tile.k = k.data + (tile.begin - key) * k.row_stride, tile.v = v.data + (tile.begin - key) * v.row_stride;
-          tile.k_row_stride = k.row_stride, tile.v_row_stride = v.row_stride;
-          if (p.u) tile.exp_terms = keys.slice(tile.begin - key);
-          int32_t* visible = kv_is_finite && panel.is_finite ? nullptr : visible_scratch;
-          const int64_t low = tile.vector_begin * LANES, high = std::min(tile.vector_end * LANES, panel.lanes);
-          Interpreter interpreter{p.program ? *p.program : no_program, registers, b, h, panel.query_begin + low};
-          interpreter.gradient_targets = gradient_targets.data();
-          interpreter.num_queries = std::min(high, panel.num_queries) - low;
-          float* tile_d_v = d_v + (tile.begin - key) * padded_value_dim;
-          float* tile_d_k = d_k + (tile.begin - key) * padded_dim;
-          const bool has_captured = has_score_mod && p.program->derivative_end < p.program->end;
-          if (p.entmax_exponents && !visible && !p.u && !has_captured) {
-            dispatch_vectors((high - low) / LANES, [&](auto vectors) {
-              constexpr int N = decltype(vectors)::value;
-              has_score_mod ? compacted_tile_gradients<N, true>(panel, tile, interpreter, d_scores, raw_scores,
-                                                                entmax_power, compacted, tile_d_k, tile_d_v)
-                            : compacted_tile_gradients<N, false>(panel, tile, interpreter, d_scores, raw_scores,
-                                                                 entmax_power, compacted, tile_d_k, tile_d_v);
-            });
-            continue;
-          }
-          dispatch_vectors((high - low) / LANES, [&](auto vectors) {
-            constexpr int N = decltype(vectors)::value;
-            if (has_score_mod && !p.u)
-              tile.table_prefetch = interpreter.table_prefetch(tile.begin, N * LANES, p.head_dim);
-            const auto compute = p.entmax_exponents ? has_score_mod ? &Backward::tile_gradients<N, true, true>
-                                                                    : &Backward::tile_gradients<N, false, true>
-                                 : has_score_mod    ? &Backward::tile_gradients<N, true, false>
-                                                    : &Backward::tile_gradients<N, false, false>;
-            (this->*compute)(panel, tile, interpreter, d_scores, raw_scores, visible, entmax_power);
-            if (p.u) {
-              const int64_t rows = tile.end - tile.begin, first = tile.begin - key;
-              for (int64_t t = 0; t < rows; ++t)  // lanes that repeat the last query do not count
-                std::fill(d_scores + t * N * LANES + interpreter.num_queries, d_scores + (t + 1) * N * LANES, 0.0f);
-              additive_gradients<N>(panel.queries.exp_terms.slice(0, low), tile.exp_terms, p.head_dim, rows, d_scores,
-                                    panel.d_q_accumulator + low, panel.lanes, d_k_transposed + first,
-                                    BACKWARD_TILE_KEYS + LANES, item_d_u);
-            }
-          });
-          const int64_t rows = tile.end - tile.begin, row = high - low;
-          const float *d_output_rows = panel.d_output_rows + low * padded_value_dim,
-                      *query_rows = panel.query_rows + low * padded_dim;
-          if (visible) {
-            accumulate_over_visible(weights, visible_scratch, row, rows, interpreter.num_queries, d_output_rows,
-                                    padded_value_dim, tile_d_v);
-            if (!p.u)
-              accumulate_over_visible(d_scores, visible_scratch, row, rows, interpreter.num_queries, query_rows,
-                                      padded_dim, tile_d_k);
-          } else {
-            accumulate_over_queries(weights, row, rows, interpreter.num_queries, d_output_rows, padded_value_dim,
-                                    tile_d_v);
-            if (!p.u)
-              accumulate_over_queries(d_scores, row, rows, interpreter.num_queries, query_rows, padded_dim, tile_d_k);
-          }
-        }
-      }
-      if (p.u && has_visible_keys)
-        for (int64_t t = 0; t < until - key; ++t)
-          for (int64_t c = 0; c < p.head_dim; ++c)
-            d_k[t * padded_dim + c] = u[c] * d_k_transposed[c * (BACKWARD_TILE_KEYS + LANES) + t];
-      const int64_t slot = (b * p.num_kv_heads + kv_head) * num_tiles + tile_index;
-      std::atomic<int64_t>& writer = next_writer[slot];
-      for (int64_t spins = 0; writer.load(std::memory_order_acquire) != item; ++spins)
-        if (spins > 256) std::this_thread::yield();
-      if (has_visible_keys) {
-        is_initialized[slot] ? write_key_gradients<true>(slot / num_tiles, tile_index, d_k, d_v)
-                             : write_key_gradients<false>(slot / num_tiles, tile_index, d_k, d_v);
-        is_initialized[slot] = true;
-      }
-      writer.store(next_item_at_tile(item + 1, (item / items_per_kv_head + 1) * items_per_kv_head, tile_index),
-                   std::memory_order_release);
+    if (params.u && rows.is_loaded) transpose_d_k(item, rows.end - rows.begin, work);
+    return rows.is_loaded;
+  }
+
+  void load_tile(const Item& item, TileRows& rows, Workspace& work) const {
+    const AttentionParams& p = params;
+    const int64_t count = rows.end - rows.begin;
+    std::fill(work.d_k, work.d_k + count * round_up_to_lanes(p.head_dim), 0.0f);
+    std::fill(work.d_v, work.d_v + count * round_up_to_lanes(p.value_dim), 0.0f);
+    rows.k = load_float_rows(p.k, p.dtype, item.b, item.kv_head, rows.begin, count, p.head_dim, work.k_float);
+    rows.v = load_float_rows(p.v, p.dtype, item.b, item.kv_head, rows.begin, count, p.value_dim, work.v_float);
+    if (p.u) {
+      std::fill(work.d_k_transposed, work.d_k_transposed + TRANSPOSED_ROW * p.head_dim, 0.0f);
+      rows.exp_terms = key_exp_terms(rows.k.data, rows.k.row_stride, count, p.head_dim, work.additive.key_exp_scratch);
     }
+    // 0 times inf is NaN: where a value is not finite, only visible pairs are summed
+    rows.is_finite = all_finite(rows.k.data, rows.k.row_stride, count, p.head_dim) &&
+                     all_finite(rows.v.data, rows.v.row_stride, count, p.value_dim);
+    rows.is_loaded = true;
+  }
+
+  // The gradients of a panel and a tile of keys, from row `offset` of d_k and d_v on. `visible` is null where all
+  // values are finite.
+  void run_panel_tile(const Item& item, BackwardPanel& panel, KeyTile& tile, int64_t offset, int32_t* visible,
+                      Workspace& work) const {
+    const AttentionParams& p = params;
+    static const Program no_program{};
+    const int64_t low = tile.vector_begin * LANES, high = std::min(tile.vector_end * LANES, panel.lanes);
+    const bool has_score_mod = p.program && p.program->score_mod_end,
+               has_captured = has_score_mod && p.program->derivative_end < p.program->end;
+    Interpreter interpreter{p.program ? *p.program : no_program, work.registers, item.b, item.h,
+                            panel.query_begin + low};
+    interpreter.gradient_targets = work.gradient_targets.data();
+    interpreter.num_queries = std::min(high, panel.num_queries) - low;
+    float* d_k = work.d_k + offset * round_up_to_lanes(p.head_dim);
+    float* d_v = work.d_v + offset * round_up_to_lanes(p.value_dim);
+    const bool is_compacted = p.entmax_exponents && !visible && !p.u && !has_captured;
+    dispatch_vectors((high - low) / LANES, [&](auto vectors) {
+      constexpr int N = decltype(vectors)::value;
+      if (is_compacted)
+        return has_score_mod ? compacted_tile_gradients<N, true>(panel, tile, interpreter, work, d_k, d_v)
+                             : compacted_tile_gradients<N, false>(panel, tile, interpreter, work, d_k, d_v);
+      if (has_score_mod && !p.u) tile.table_prefetch = interpreter.table_prefetch(tile.begin, N * LANES, p.head_dim);
+      const auto compute = p.entmax_exponents ? has_score_mod ? &Backward::tile_gradients<N, true, true>
+                                                              : &Backward::tile_gradients<N, false, true>
+                           : has_score_mod ? &Backward::tile_gradients<N, true, false>
+                                              : &Backward::tile_gradients<N, false, false>;
+      (this->*compute)(panel, tile, interpreter, visible, work);
+      if (p.u) add_additive_gradients<N>(panel, tile, interpreter.num_queries, offset, work);
+    });
+    if (!is_compacted) add_key_gradients(panel, tile, high - low, interpreter.num_queries, visible, work, d_k, d_v);
+  }
+
+  template <int N>
+  void add_additive_gradients(BackwardPanel& panel, const KeyTile& tile, int64_t num_queries, int64_t offset,
+                              Workspace& work) const {
+    const int64_t keys = tile.end - tile.begin, low = tile.vector_begin * LANES;
+    for (int64_t t = 0; t < keys; ++t)  // lanes that repeat the last query do not count
+      std::fill(work.d_scores + t * N * LANES + num_queries, work.d_scores + (t + 1) * N * LANES, 0.0f);
+    additive_gradients<N>(panel.queries.exp_terms.slice(0, low), tile.exp_terms, params.head_dim, keys, work.d_scores,
+                          panel.d_q_accumulator + low, panel.lanes, work.d_k_transposed + offset, TRANSPOSED_ROW,
+                          work.d_u);
+  }
+
+  // d_v += w' g and d_k += d_s' q, over the visible pairs.
+  void add_key_gradients(const BackwardPanel& panel, const KeyTile& tile, int64_t row, int64_t num_queries,
+                         const int32_t* visible, const Workspace& work, float* d_k, float* d_v) const {
+    const int64_t padded_dim = round_up_to_lanes(params.head_dim),
+                  padded_value_dim = round_up_to_lanes(params.value_dim);
+    const int64_t keys = tile.end - tile.begin, low = tile.vector_begin * LANES;
+    const auto add = [&](const float* left, const float* right, int64_t num_channels, float* sums) {
+      if (visible) {
+        accumulate_over_visible(left, visible, row, keys, num_queries, right, num_channels, sums);
+      } else {
+        accumulate_over_queries(left, row, keys, num_queries, right, num_channels, sums);
+      }
+    };
+    add(work.weights, panel.d_output_rows + low * padded_value_dim, padded_value_dim, d_v);
+    if (!params.u) add(work.d_scores, panel.query_rows + low * padded_dim, padded_dim, d_k);
+  }
+
+  void transpose_d_k(const Item& item, int64_t keys, Workspace& work) const {
+    const float* u = params.u + item.h * params.head_dim;
+    for (int64_t t = 0; t < keys; ++t)
+      for (int64_t c = 0; c < params.head_dim; ++c)
+        work.d_k[t * round_up_to_lanes(params.head_dim) + c] = u[c] * work.d_k_transposed[c * TRANSPOSED_ROW + t];
+  }
+
+  // Waits until this item is the next writer of the tile, adds to its gradients, and passes it on.
+  void write_tile(const Item& item, int64_t tile_index, bool has_visible_keys, const Workspace& work) const {
+    const int64_t items_per_kv_head = params.num_heads / params.num_kv_heads * blocks_per_head;
+    const int64_t slot = (item.b * params.num_kv_heads + item.kv_head) * num_tiles + tile_index;
+    std::atomic<int64_t>& writer = next_writer[slot];
+    for (int64_t spins = 0; writer.load(std::memory_order_acquire) != item.index; ++spins)
+      if (spins > 256) std::this_thread::yield();
+    if (has_visible_keys) {
+      is_initialized[slot] ? write_key_gradients<true>(slot / num_tiles, tile_index, work.d_k, work.d_v)
+                           : write_key_gradients<false>(slot / num_tiles, tile_index, work.d_k, work.d_v);
+      is_initialized[slot] = true;
+    }
+    const int64_t end = (item.index / items_per_kv_head + 1) * items_per_kv_head;
+    writer.store(next_item_at_tile(item.index + 1, end, tile_index), std::memory_order_release);
+  }
+
+  void write_query_gradients(const Item& item, const Workspace& work) const {
+    const AttentionParams& p = params;
     float factor[PANEL_QUERIES];
     std::fill(factor, factor + PANEL_QUERIES, float(p.scale));
-    for (int64_t n = 0; p.u && n < num_panels; ++n)
-      for (int64_t c = 0; c < p.head_dim; ++c)
-        for (int64_t i = 0; i < panels[n].lanes; ++i) panels[n].d_q_accumulator[c * panels[n].lanes + i] *= u[c];
-    for (int64_t n = 0; n < num_panels; ++n)
-      unpack_lanes(panels[n].d_q_accumulator, panels[n].lanes, factor, panels[n].num_queries, p.head_dim,
-                   p.d_q + (head_row + panels[n].query_begin) * p.head_dim, p.head_dim);
-    if (!has_captured_gradients()) return;
-    wait_for_item(item - 1);
-    for (int64_t c = 0; u && c < p.head_dim; ++c) p.d_u[h * p.head_dim + c] += item_d_u[c];
-    for (int64_t i = 0; i < local_sum_size; ++i) local_sums[i] += item_sums[i];
-    is_item_done[item].store(true, std::memory_order_release);
+    for (int64_t n = 0; n < work.num_panels; ++n) {
+      const BackwardPanel& panel = work.panels[n];
+      for (int64_t c = 0; p.u && c < p.head_dim; ++c)
+        for (int64_t i = 0; i < panel.lanes; ++i)
+          panel.d_q_accumulator[c * panel.lanes + i] *= p.u[item.h * p.head_dim + c];
+      unpack_lanes(panel.d_q_accumulator, panel.lanes, factor, panel.num_queries, p.head_dim,
+                   p.d_q + (item.head_row + panel.query_begin) * p.head_dim, p.head_dim);
+    }
+  }
+
+  // Adds the small sums in the order of the items.
+  void add_captured_gradients(const Item& item, const Workspace& work) const {
+    const AttentionParams& p = params;
+    wait_for_item(item.index - 1);
+    for (int64_t c = 0; p.u && c < p.head_dim; ++c) p.d_u[item.h * p.head_dim + c] += work.d_u[c];
+    for (int64_t i = 0; i < local_sum_size; ++i) local_sums[i] += work.local_sums[i];
+    is_item_done[item.index].store(true, std::memory_order_release);
   }
 
   // Computes w and d_s of a tile, and adds its part of d_q. Writes which pairs are visible to `visible`, unless it is
   // null. With THRESHOLDED, scores that are not above their row's threshold are not visible.
   template <int N, bool HAS_SCORE_MOD, bool THRESHOLDED>
-  void tile_gradients(BackwardPanel& panel, const KeyTile& tile, Interpreter& interpreter, float* d_scores,
-                      float* raw_scores, int32_t* visible, const EntmaxPower& entmax_power) const {
+  void tile_gradients(BackwardPanel& panel, const KeyTile& tile, Interpreter& interpreter, int32_t* visible,
+                      const Workspace& work) const {
     const AttentionParams& p = params;
     const Program& program = interpreter.program;
     const int64_t count = tile.end - tile.begin;
-    float* weights = tile.scores;
+    float *weights = tile.scores, *d_scores = work.d_scores, *raw_scores = work.raw_scores;
     const int64_t low = tile.vector_begin * LANES;
     compute_scores<N>(p, panel.queries, tile, weights);
     dot_products<N>(panel.d_output + low, panel.lanes, p.value_dim, tile.v, tile.v_row_stride, count, d_scores);
@@ -430,7 +544,8 @@ struct Backward {
                has_captured = HAS_SCORE_MOD && program.derivative_end < program.end;
     if (has_derivative || has_captured) std::memcpy(raw_scores, weights, sizeof(float) * count * N * LANES);
     if (HAS_SCORE_MOD || tile.has_masked_keys()) apply_program<N>(tile, interpreter);
-    weights_to_d_scores<N, HAS_SCORE_MOD, THRESHOLDED>(panel, tile, count, nullptr, d_scores, visible, entmax_power);
+    weights_to_d_scores<N, HAS_SCORE_MOD, THRESHOLDED>(panel, tile, count, nullptr, d_scores, visible,
+                                                       work.entmax_power);
     if (has_captured)
       for (int64_t t = 0; t < count; t += REGISTER_ROWS) {
         interpreter.d_scores = d_scores + t * N * LANES;
@@ -446,30 +561,24 @@ struct Backward {
     if (p.u) return;  // additive_gradients computes it
     if (!visible) return accumulate_d_q<N>(panel, tile, d_scores, tile.k, tile.k_row_stride, count);
     for (int64_t t = 0; t < count; ++t)
-      for (int64_t c = 0; c < p.head_dim; ++c)
-        REGARD_UNROLL for (int j = 0; j < N; ++j) {
+      for (int64_t c = 0; c < p.head_dim; ++c) REGARD_UNROLL for (int j = 0; j < N; ++j) {
           float* sum = panel.d_q_accumulator + c * panel.lanes + low + j * LANES;
           const Vec updated = load(sum) + tile.k[t * tile.k_row_stride + c] * load(d_scores + (t * N + j) * LANES);
           store(sum, where(load(visible + (t * N + j) * LANES), updated, load(sum)));
         }
   }
 
-  // Copies of the keys of a tile that have a weight other than 0: rows of k, v, d_k and d_v.
-  struct CompactedKeys {
-    float *k, *v, *d_k, *d_v;
-  };
-
   // All gradients of a tile for a thresholded normalizer. Most keys have weight 0 for all queries of the panel; they
   // are left out before any product.
   template <int N, bool HAS_SCORE_MOD>
-  void compacted_tile_gradients(BackwardPanel& panel, const KeyTile& tile, Interpreter& interpreter, float* d_scores,
-                                float* raw_scores, const EntmaxPower& entmax_power, const CompactedKeys& compacted,
-                                float* d_k, float* d_v) const {
+  void compacted_tile_gradients(BackwardPanel& panel, const KeyTile& tile, Interpreter& interpreter,
+                                const Workspace& work, float* d_k, float* d_v) const {
     const AttentionParams& p = params;
     const Program& program = interpreter.program;
     const int64_t keys = tile.end - tile.begin, row = N * LANES, low = tile.vector_begin * LANES;
     const int64_t padded_dim = round_up_to_lanes(p.head_dim), padded_value_dim = round_up_to_lanes(p.value_dim);
-    float* weights = tile.scores;
+    const CompactedKeys& compacted = work.compacted;
+    float *weights = tile.scores, *d_scores = work.d_scores, *raw_scores = work.raw_scores;
     compute_scores<N>(p, panel.queries, tile, weights);
     const bool has_derivative = HAS_SCORE_MOD && program.mask_end < program.derivative_end;
     if (has_derivative) std::memcpy(raw_scores, weights, sizeof(float) * keys * row);
@@ -497,7 +606,7 @@ struct Backward {
       key_offsets[count++] = int32_t(t);
     }
     dot_products<N>(panel.d_output + low, panel.lanes, p.value_dim, compacted.v, p.value_dim, count, d_scores);
-    weights_to_d_scores<N, HAS_SCORE_MOD, true>(panel, tile, count, key_offsets, d_scores, nullptr, entmax_power);
+    weights_to_d_scores<N, HAS_SCORE_MOD, true>(panel, tile, count, key_offsets, d_scores, nullptr, work.entmax_power);
     if (has_derivative) apply_score_derivatives(d_scores, raw_scores, count * row);
     accumulate_d_q<N>(panel, tile, d_scores, compacted.k, p.head_dim, count);
     accumulate_over_queries(weights, row, count, interpreter.num_queries, panel.d_output_rows + low * padded_value_dim,
@@ -541,8 +650,7 @@ struct Backward {
       row_statistic[j] = load(panel.row_statistic + low + j * LANES);
       delta[j] = load(panel.delta + low + j * LANES);
     }
-    for (int64_t t = 0; t < count; ++t)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+    for (int64_t t = 0; t < count; ++t) REGARD_UNROLL for (int j = 0; j < N; ++j) {
         float* weight = weights + (t * N + j) * LANES;
         float* gradient = d_scores + (t * N + j) * LANES;
         const Vec score = load(weight), shifted = score - row_statistic[j];
@@ -610,5 +718,5 @@ static bool backward_in_panels(const AttentionParams& params, bool (*should_stop
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -3,10 +3,20 @@
 // merged by their maxima and sums. So several threads share the work, and the result does not depend on their number.
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "abi.h"
 #include "kernels/forward.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int64_t SPLIT_KEYS = 2048;
@@ -24,7 +34,7 @@ static void channel_lane_scores(const float* q, int64_t num_channels, const floa
     float values[LANES];
     store(values, lane_sums(sums));
     REGARD_UNROLL for (int r = 0; r < M; ++r)
-      std::memcpy(scores + r * DECODE_TILE_KEYS + t, values + r * KEYS_PER_VECTOR, sizeof(float) * KEYS_PER_VECTOR);
+        std::memcpy(scores + r * DECODE_TILE_KEYS + t, values + r * KEYS_PER_VECTOR, sizeof(float) * KEYS_PER_VECTOR);
   };
   // the products of KEYS_PER_STEP keys from t on, over one span of the channels
   const auto accumulate_dots = [&](Vec(&dots)[M][KEYS_PER_STEP], int64_t t, int64_t span) REGARD_INLINE_LAMBDA {
@@ -45,13 +55,12 @@ static void channel_lane_scores(const float* q, int64_t num_channels, const floa
     REGARD_UNROLL for (int offset = 0; offset < KEYS_PER_VECTOR; offset += KEYS_PER_STEP) {
       Vec dots[M][KEYS_PER_STEP] = {};
       accumulate_dots(dots, t + offset, 0);
-      REGARD_UNROLL for (int r = 0; r < M; ++r)
-        REGARD_UNROLL for (int i = 0; i < KEYS_PER_STEP; ++i) sums[r * KEYS_PER_VECTOR + offset + i] = dots[r][i];
+      REGARD_UNROLL for (int r = 0; r < M; ++r) REGARD_UNROLL for (int i = 0; i < KEYS_PER_STEP; ++i)
+          sums[r * KEYS_PER_VECTOR + offset + i] = dots[r][i];
       for (int64_t span = DOT_SPAN_CHANNELS; span < num_channels; span += DOT_SPAN_CHANNELS) {
         Vec span_dots[M][KEYS_PER_STEP] = {};
         accumulate_dots(span_dots, t + offset, span);
-        REGARD_UNROLL for (int r = 0; r < M; ++r)
-          REGARD_UNROLL for (int i = 0; i < KEYS_PER_STEP; ++i)
+        REGARD_UNROLL for (int r = 0; r < M; ++r) REGARD_UNROLL for (int i = 0; i < KEYS_PER_STEP; ++i)
             sums[r * KEYS_PER_VECTOR + offset + i] += span_dots[r][i];
       }
     }
@@ -84,9 +93,8 @@ static void channel_lane_sums(const float* weights, const float* values, int64_t
     // few sums are split in two, because the additions of one sum wait for each other
     constexpr int NUM_PARTIALS = M * C < 8 ? 2 : 1;
     Vec partial[NUM_PARTIALS][M][C] = {};
-    REGARD_UNROLL for (int r = 0; r < M; ++r)
-      REGARD_UNROLL for (int j = 0; j < C; ++j)
-        partial[0][r][j] = load(accumulator + r * num_channels + c + j * LANES) * rescale[r];
+    REGARD_UNROLL for (int r = 0; r < M; ++r) REGARD_UNROLL for (int j = 0; j < C; ++j) partial[0][r][j] =
+        load(accumulator + r * num_channels + c + j * LANES) * rescale[r];
     const auto add = [&](Vec(&target)[M][C], int64_t t) __attribute__((always_inline)) {
       Vec value[C];
       REGARD_UNROLL for (int j = 0; j < C; ++j) value[j] = load(values + t * value_row + c + j * LANES);
@@ -102,13 +110,12 @@ static void channel_lane_sums(const float* weights, const float* values, int64_t
       REGARD_UNROLL for (int j = 0; j < C; ++j) prefetch.issue(t, c + j * LANES), prefetch.issue(t + 1, c + j * LANES);
     }
     if (t < count) add(partial[0], t);
-    REGARD_UNROLL for (int r = 0; r < M; ++r)
-      REGARD_UNROLL for (int j = 0; j < C; ++j) {
-        const Vec sum = NUM_PARTIALS == 2 ? partial[0][r][j] + partial[NUM_PARTIALS - 1][r][j] : partial[0][r][j];
-        store(accumulator + r * num_channels + c + j * LANES, sum);
-      }
+    REGARD_UNROLL for (int r = 0; r < M; ++r) REGARD_UNROLL for (int j = 0; j < C; ++j) {
+      const Vec sum = NUM_PARTIALS == 2 ? partial[0][r][j] + partial[NUM_PARTIALS - 1][r][j] : partial[0][r][j];
+      store(accumulator + r * num_channels + c + j * LANES, sum);
+    }
   };
-  constexpr int MAX_VECTORS = LANES == 16 ? 4 : 2;
+  constexpr int MAX_VECTORS = Ops::NUM_REGISTERS >= 32 ? 4 : 2;
   int64_t c = 0;
   for (; c + MAX_VECTORS * LANES <= num_channels; c += MAX_VECTORS * LANES)
     sum_columns(std::integral_constant<int, MAX_VECTORS>{}, c);
@@ -405,5 +412,5 @@ static bool decode(const AttentionParams& params, bool (*should_stop)()) {
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -2,10 +2,14 @@
 // backends/shared/dropout.py has the formula.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
+#include "abi.h"
 #include "kernels/panel.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 typedef uint32_t UintVec __attribute__((vector_size(4 * LANES)));
@@ -23,9 +27,9 @@ REGARD_INLINE Word mix(Word x) {
 // The hashes of a panel's queries.
 struct Dropout {
   uint32_t row_hash[PANEL_QUERIES], key_stride[PANEL_QUERIES];
-  uint32_t key_offset, key_step;
-  uint32_t dropout_threshold;
-  float scale;
+  uint32_t key_offset = 0, key_step = 0;
+  uint32_t dropout_threshold = 0;
+  float scale = 0.0f;
 
   void init(const AttentionParams& p, int64_t b, int64_t h, int64_t query_begin, int64_t num_queries) {
     dropout_threshold = uint32_t(p.dropout_threshold);
@@ -52,5 +56,5 @@ struct Dropout {
 };
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -2,10 +2,17 @@
 // other kernels divide by the number of key-value heads and need at least one pair.
 #pragma once
 
-#include "simd/instruction_set.h"
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "abi.h"
+#include "simd/simd.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 static bool has_pairs(const AttentionParams& p) { return p.batch && p.num_heads && p.num_kv_heads && p.n_q && p.n_k; }
@@ -48,5 +55,5 @@ static bool thresholded_without_pairs(const AttentionParams& p, const ThresholdP
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -1,10 +1,12 @@
 // The powers of entmax: w = x^exponent, where x is the distance of a score above its row's threshold.
 #pragma once
 
+#include <cmath>
+
 #include "simd/exp.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 struct EntmaxPower {
@@ -33,5 +35,5 @@ struct EntmaxPower {
 };
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

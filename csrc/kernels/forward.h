@@ -7,11 +7,19 @@
 // the panel alone, so it does not depend on the number of threads.
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "abi.h"
 #include "kernels/dropout.h"
 #include "kernels/key_tile.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 struct Panel {
@@ -94,8 +102,7 @@ static void online_softmax_step(Panel& panel, const AttentionParams& params, con
     store(row_sum, fma(load(row_sum), rescale[j], total[j]));
   }
   if (params.dropout_threshold)
-    for (int64_t t = 0; t < count; ++t)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+    for (int64_t t = 0; t < count; ++t) REGARD_UNROLL for (int j = 0; j < N; ++j) {
         float* element = scores + (t * N + j) * LANES;
         const IntVec keep = panel.dropout.keep_mask(tile.begin + t, tile.vector_begin + j);
         store(element, where(keep, load(element) * panel.dropout.scale, Vec{}));
@@ -267,5 +274,5 @@ static bool forward_in_panels(const AttentionParams& params, bool (*should_stop)
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -2,11 +2,17 @@
 // cache.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
 #include "kernels/panel.h"
+#include "program.h"
 #include "simd/exp.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int REGISTER_ROWS = 32;
@@ -25,19 +31,19 @@ REGARD_INLINE void binary(const OperandView& a, const OperandView& b, float* des
     for (int64_t t = 0; t < rows; ++t) {
       const Vec x = load_broadcast(a.data + t * a.row_stride);
       REGARD_UNROLL for (int j = 0; j < N; ++j)
-        store(dest + t * W + j * LANES, f(x, load(b.data + t * b.row_stride + j * LANES)));
+          store(dest + t * W + j * LANES, f(x, load(b.data + t * b.row_stride + j * LANES)));
     }
   } else if (b.is_broadcast) {
     for (int64_t t = 0; t < rows; ++t) {
       const Vec y = load_broadcast(b.data + t * b.row_stride);
       REGARD_UNROLL for (int j = 0; j < N; ++j)
-        store(dest + t * W + j * LANES, f(load(a.data + t * a.row_stride + j * LANES), y));
+          store(dest + t * W + j * LANES, f(load(a.data + t * a.row_stride + j * LANES), y));
     }
   } else {
     for (int64_t t = 0; t < rows; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j)
-        store(dest + t * W + j * LANES,
-              f(load(a.data + t * a.row_stride + j * LANES), load(b.data + t * b.row_stride + j * LANES)));
+          store(dest + t * W + j * LANES,
+                f(load(a.data + t * a.row_stride + j * LANES), load(b.data + t * b.row_stride + j * LANES)));
   }
 }
 
@@ -132,9 +138,9 @@ struct Interpreter {
       for (int64_t t = 0; t < rows; ++t) {
         const int64_t index = int64_t(a_values[0]) + b_values[t * b.row_stride];
         REGARD_UNROLL for (int j = 0; j < N; ++j)
-          store(dest + t * W + j * LANES,
-                x_op == LOOKUP ? load(static_cast<const float*>(table) + index + j * LANES)
-                               : from_bits(load_bool_mask(static_cast<const uint8_t*>(table) + index + j * LANES)));
+            store(dest + t * W + j * LANES,
+                  x_op == LOOKUP ? load(static_cast<const float*>(table) + index + j * LANES)
+                                 : from_bits(load_bool_mask(static_cast<const uint8_t*>(table) + index + j * LANES)));
       }
       return;
     }
@@ -153,10 +159,11 @@ struct Interpreter {
           } else {  // one bit per key in each lane
             const uint8_t* from = static_cast<const uint8_t*>(table) + b_values[t * b.row_stride];
             alignas(sizeof(Vec)) int32_t x[LANES];
-            REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) x[lane] = load_bool_bits(from + lane_offsets[lane]);
+            REGARD_UNROLL for (int lane = 0; lane < LANES; ++lane) x[lane] =
+                Ops::load_bool_bits(from + lane_offsets[lane]);
             const IntVec key_bits = load(x);
             REGARD_UNROLL for (int i = 0; i < LANES; ++i)
-              store(to + i * W, from_bits(IntVec((key_bits & (1 << i)) != 0)));
+                store(to + i * W, from_bits(IntVec((key_bits & (1 << i)) != 0)));
           }
         }
     }
@@ -323,8 +330,7 @@ struct Interpreter {
       case I_LE: return binary<N>(a, b, dest, rows, ints([](IntVec p, IntVec q) { return IntVec(p <= q); }));
       case SELECT: {
         const OperandView c = operand_view(x.c, key, scores, N * LANES);
-        for (int64_t t = 0; t < rows; ++t)
-          REGARD_UNROLL for (int j = 0; j < N; ++j) {
+        for (int64_t t = 0; t < rows; ++t) REGARD_UNROLL for (int j = 0; j < N; ++j) {
             const auto values = [&](const OperandView& s) {
               return s.is_broadcast ? load_broadcast(s.data + t * s.row_stride)
                                     : load(s.data + t * s.row_stride + j * LANES);
@@ -346,8 +352,7 @@ struct Interpreter {
     };
     switch (x.op) {
       case MASK:
-        for (int64_t t = 0; t < rows; ++t)
-          REGARD_UNROLL for (int j = 0; j < N; ++j) {
+        for (int64_t t = 0; t < rows; ++t) REGARD_UNROLL for (int j = 0; j < N; ++j) {
             float* score = scores + (t * N + j) * LANES;
             const Vec visible = a.is_broadcast ? load_broadcast(a.data + t * a.row_stride)
                                                : load(a.data + t * a.row_stride + j * LANES);
@@ -364,5 +369,5 @@ struct Interpreter {
 };
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

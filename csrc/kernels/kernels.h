@@ -1,15 +1,16 @@
-// All kernels of one build, in a namespace of its own.
+// The kernels for one instruction set.
 #pragma once
 
-#include "kernels/forward.h"
-#include "kernels/decode.h"
+#include "kernel_table.h"
 #include "kernels/backward.h"
-#include "kernels/weights.h"
-#include "kernels/thresholded.h"
+#include "kernels/decode.h"
 #include "kernels/empty.h"
+#include "kernels/forward.h"
+#include "kernels/thresholded.h"
+#include "kernels/weights.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 static bool forward(const AttentionParams& params, bool (*should_stop)()) {
@@ -28,7 +29,7 @@ static bool thresholded(const AttentionParams& params, const ThresholdParams& th
 
 }  // namespace
 
-const KernelTable kernels{REGARD_BUILD_NAME, PANEL_QUERIES, LANES, CHUNK_KEYS, forward, backward, weights, thresholded};
+extern const KernelTable kernels{Ops::NAME, PANEL_QUERIES, LANES, CHUNK_KEYS, forward, backward, weights, thresholded};
 
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

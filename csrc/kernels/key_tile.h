@@ -1,6 +1,10 @@
 // The part of a tile of keys that a panel of queries attends to, and its scores.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
+#include "abi.h"
 #include "kernels/additive.h"
 #include "kernels/panel.h"
 #include "simd/half_types.h"
@@ -11,7 +15,7 @@
 #include REGARD_INTERPRETER
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 // The runs of keys that a panel attends to, from the first one that is not yet processed.
@@ -124,5 +128,5 @@ static void apply_program(const KeyTile& tile, Interpreter& interpreter) {
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -2,10 +2,15 @@
 // has one row of lanes per key. So K and V are read in memory order, and maxima and sums over keys stay within a lane.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
 #include "simd/prefetch.h"
+#include "simd/simd.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int VECTORS_PER_PANEL = 3;
@@ -18,7 +23,9 @@ constexpr int64_t ACCUMULATOR_TERMS = 128;
 constexpr int64_t DOT_SPAN_CHANNELS = ACCUMULATOR_TERMS / 2 * LANES;
 
 // The number of rows of the GEMM microkernel with `vectors` vectors per row: as many as the registers hold.
-constexpr int microkernel_rows(int vectors) { return LANES == 16 ? 8 : vectors == 3 ? 4 : vectors == 2 ? 6 : 8; }
+constexpr int microkernel_rows(int vectors) {
+  return Ops::NUM_REGISTERS >= 32 ? 8 : vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
+}
 
 // block[i][j] += sum over p of left(i, p) * right(p, j): the inner loop of every product here.
 //   left(i, p) = left[i * left_row + p * left_step], broadcast to a vector;  right(p, j) = vector j of row p
@@ -26,7 +33,7 @@ constexpr int microkernel_rows(int vectors) { return LANES == 16 ? 8 : vectors =
 template <int M, int N, class OnStep>
 REGARD_INLINE void gemm_microkernel(Vec (&block)[M][N], const float* left, int64_t left_row, int64_t left_step,
                                     const float* right, int64_t right_row, int64_t count, const OnStep& on_step) {
-#pragma GCC unroll 2
+  REGARD_UNROLL_TWICE
   for (int64_t p = 0; p < count; ++p) {
     on_step(p);
     Vec r[N];
@@ -111,26 +118,26 @@ static void dot_products(const float* queries, int64_t query_row, int64_t num_ch
   int64_t span = 0;
   do {  // once for 0 channels as well: the scores are 0
     const bool is_last_span = span + ACCUMULATOR_TERMS >= num_channels;
-    for_each_block<microkernel_rows(N)>(0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
-      constexpr int M = decltype(rows)::value;
-      Vec block[M][N] = {};
-      gemm_microkernel(block, keys + t * key_row + span, key_row, 1, queries + span * query_row, query_row,
-                       is_last_span ? num_channels - span : ACCUMULATOR_TERMS, [&](int64_t p) REGARD_INLINE_LAMBDA {
-                         prefetch.template issue_during_product<M>(t, span + p);
-                         // the next block's keys, which may be in the L2 cache
-                         if (p % CACHE_LINE_FLOATS < M)
-                           __builtin_prefetch(keys + (t + M + p % CACHE_LINE_FLOATS) * key_row + span +
-                                              p / CACHE_LINE_FLOATS * CACHE_LINE_FLOATS);
-                       });
-      REGARD_UNROLL for (int i = 0; i < M; ++i)
-        REGARD_UNROLL for (int j = 0; j < N; ++j) {
-          float* score = scores + ((t + i) * N + j) * LANES;
-          if (span) block[i][j] += load(score);
-          store(score, block[i][j]);
-          if (TRACK_MAX && is_last_span)
-            row_max[j] = vec_max(block[i][j], row_max[j]);  // in this order a NaN is ignored
-        }
-    });
+    for_each_block<microkernel_rows(N)>(
+        0, count, [&](auto rows, int64_t t) __attribute__((always_inline)) {
+          constexpr int M = decltype(rows)::value;
+          Vec block[M][N] = {};
+          gemm_microkernel(block, keys + t * key_row + span, key_row, 1, queries + span * query_row, query_row,
+                           is_last_span ? num_channels - span : ACCUMULATOR_TERMS, [&](int64_t p) REGARD_INLINE_LAMBDA {
+                             prefetch.template issue_during_product<M>(t, span + p);
+                             // the next block's keys, which may be in the L2 cache
+                             if (p % CACHE_LINE_FLOATS < M)
+                               __builtin_prefetch(keys + (t + M + p % CACHE_LINE_FLOATS) * key_row + span +
+                                                  p / CACHE_LINE_FLOATS * CACHE_LINE_FLOATS);
+                           });
+          REGARD_UNROLL for (int i = 0; i < M; ++i) REGARD_UNROLL for (int j = 0; j < N; ++j) {
+            float* score = scores + ((t + i) * N + j) * LANES;
+            if (span) block[i][j] += load(score);
+            store(score, block[i][j]);
+            if (TRACK_MAX && is_last_span)
+              row_max[j] = vec_max(block[i][j], row_max[j]);  // in this order a NaN is ignored
+          }
+        });
     span += ACCUMULATOR_TERMS;
   } while (span < num_channels);
 }
@@ -140,21 +147,21 @@ template <int N, bool PREFETCH = false>
 static void weighted_sums(const float* weights, const float* values, int64_t value_row, int64_t count,
                           int64_t num_channels, const Vec (&rescale)[N], float* accumulator, int64_t accumulator_row,
                           const Prefetch& prefetch = {}) {
-  for_each_block<microkernel_rows(N)>(0, num_channels, [&](auto rows, int64_t c) __attribute__((always_inline)) {
-    constexpr int M = decltype(rows)::value;
-    Vec block[M][N] = {};                          // sums of sums: rounding errors grow with their lengths
-    if (PREFETCH && c % CACHE_LINE_FLOATS == 0) {  // one line of each row
-      gemm_microkernel(block, values + c, 1, value_row, weights, N * LANES, count,
-                       [&](int64_t t) REGARD_INLINE_LAMBDA { prefetch.issue(t, c); });
-    } else {
-      gemm_microkernel<M, N>(block, values + c, 1, value_row, weights, N * LANES, count);
-    }
-    REGARD_UNROLL for (int i = 0; i < M; ++i)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) {
-        float* target = accumulator + (c + i) * accumulator_row + j * LANES;
-        store(target, fma(load(target), rescale[j], block[i][j]));
-      }
-  });
+  for_each_block<microkernel_rows(N)>(
+      0, num_channels, [&](auto rows, int64_t c) __attribute__((always_inline)) {
+        constexpr int M = decltype(rows)::value;
+        Vec block[M][N] = {};                          // sums of sums: rounding errors grow with their lengths
+        if (PREFETCH && c % CACHE_LINE_FLOATS == 0) {  // one line of each row
+          gemm_microkernel(block, values + c, 1, value_row, weights, N * LANES, count,
+                           [&](int64_t t) REGARD_INLINE_LAMBDA { prefetch.issue(t, c); });
+        } else {
+          gemm_microkernel<M, N>(block, values + c, 1, value_row, weights, N * LANES, count);
+        }
+        REGARD_UNROLL for (int i = 0; i < M; ++i) REGARD_UNROLL for (int j = 0; j < N; ++j) {
+          float* target = accumulator + (c + i) * accumulator_row + j * LANES;
+          store(target, fma(load(target), rescale[j], block[i][j]));
+        }
+      });
 }
 
 // Whether all values of these rows are finite.
@@ -175,5 +182,5 @@ static bool all_finite(const float* rows, int64_t row, int64_t count, int64_t nu
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -9,12 +9,20 @@
 // for its column sums, without an output: lse_i, and the sum over i of exp(s_ij - lse_i).
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "abi.h"
 #include "kernels/dropout.h"
 #include "kernels/entmax_powers.h"
 #include "kernels/key_tile.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int MAX_NEWTON_STEPS = 64;
@@ -149,8 +157,7 @@ struct ThresholdedForward {
     Vec row_max[N];
     IntVec is_nonfinite[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) row_max[j] = load(panel_max + j * LANES), is_nonfinite[j] = nonfinite[j];
-    for (int64_t t = 0; t < tile.end - tile.begin; ++t)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+    for (int64_t t = 0; t < tile.end - tile.begin; ++t) REGARD_UNROLL for (int j = 0; j < N; ++j) {
         const Vec s = load(tile.scores + (t * N + j) * LANES);
         is_nonfinite[j] |= ~IntVec(s < INFINITY);
         if (!has_thresholds) row_max[j] = vec_max(s, row_max[j]);  // in this order a NaN is ignored
@@ -236,11 +243,10 @@ struct ThresholdedForward {
           lower_sum[j] += lower_power;
           sum[j] = fma(lower_power, x, sum[j]);
         }
-      REGARD_UNROLL for (int j = 0; j < N; ++j)
-        for (int lane = 0; lane < LANES; ++lane) {
-          total[j * LANES + lane] += sum[j][lane];
-          slope[j * LANES + lane] += lower_sum[j][lane];
-        }
+      REGARD_UNROLL for (int j = 0; j < N; ++j) for (int lane = 0; lane < LANES; ++lane) {
+        total[j * LANES + lane] += sum[j][lane];
+        slope[j * LANES + lane] += lower_sum[j][lane];
+      }
     }
   }
 
@@ -338,8 +344,7 @@ struct ThresholdedForward {
           float* to = weights + num_values * lanes;
           if (!any(compute_weights<N>(panel_scores.scores + t * lanes, entmax_power, row_max, threshold, to, sum)))
             continue;
-          if (p.dropout_threshold)
-            REGARD_UNROLL for (int j = 0; j < N; ++j) {
+          if (p.dropout_threshold) REGARD_UNROLL for (int j = 0; j < N; ++j) {
               const Vec w = load(to + j * LANES);
               store(undropped_weights + num_values * lanes + j * LANES, w);
               store(to + j * LANES, where(dropout.keep_mask(panel_scores.keys[t], j), w * dropout.scale, Vec{}));
@@ -395,8 +400,8 @@ struct ThresholdedForward {
       }
       for (int64_t t = 0; t < panel_scores.num_keys; ++t) {
         Vec sum{};
-        REGARD_UNROLL for (int j = 0; j < N; ++j)
-          sum = fma(load(panel_scores.scores + t * panel_scores.lanes + j * LANES), inverse_sum[j], sum);
+        REGARD_UNROLL for (int j = 0; j < N; ++j) sum =
+            fma(load(panel_scores.scores + t * panel_scores.lanes + j * LANES), inverse_sum[j], sum);
         column_sums[panel_scores.keys[t]] += horizontal_sum(sum);
       }
     });
@@ -436,5 +441,5 @@ static bool thresholded_in_panels(const AttentionParams& params, const Threshold
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -2,10 +2,18 @@
 // of the weights, which are then not written.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "abi.h"
 #include "kernels/key_tile.h"
+#include "parallel.h"
+#include "simd/flush_denormals.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 struct WeightTileKernel {
@@ -76,11 +84,10 @@ struct WeightTileKernel {
         compute_scores<N>(p, queries, tile, scores);
         if (has_score_mod || weight_tile.is_partial) apply_program<N>(tile, interpreter);
         const int64_t offset = row * weight_tile.j.size() + key - weight_tile.j.begin;
-        REGARD_UNROLL for (int j = 0; j < N; ++j)
-          accumulate_scores(scores + j * LANES, N * LANES, key, keys, std::min<int64_t>(LANES, count - j * LANES),
-                            lse + j * LANES, offset + j * LANES * weight_tile.j.size(), row_statistics, j * LANES,
-                            sums + j * LANES, maxima + j * LANES,
-                            column_sums ? column_sums + key - weight_tile.j.begin : nullptr);
+        REGARD_UNROLL for (int j = 0; j < N; ++j) accumulate_scores(
+            scores + j * LANES, N * LANES, key, keys, std::min<int64_t>(LANES, count - j * LANES), lse + j * LANES,
+            offset + j * LANES * weight_tile.j.size(), row_statistics, j * LANES, sums + j * LANES, maxima + j * LANES,
+            column_sums ? column_sums + key - weight_tile.j.begin : nullptr);
       });
     }
     if (weight_tile.entropy) std::copy_n(row_statistics.entropy, count, weight_tile.entropy + row);
@@ -139,8 +146,8 @@ struct WeightTileKernel {
   // The largest score of a row seldom changes.
   static void update_argmax(const Vec (&score)[LANES], int32_t key, float* max_score, int32_t* argmax_key) {
     Vec new_max = load(max_score);
-    REGARD_UNROLL for (int i = 0; i < LANES; ++i)
-      new_max = vec_max(score[i], new_max);  // in this order a NaN is ignored
+    REGARD_UNROLL for (int i = 0; i < LANES; ++i) new_max =
+        vec_max(score[i], new_max);  // in this order a NaN is ignored
     IntVec is_open = new_max > load(max_score);
     if (!any(is_open)) return;
     store(max_score, new_max);
@@ -200,5 +207,5 @@ static bool weights(const AttentionParams& params, const WeightTileParams& weigh
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -1,10 +1,12 @@
 // Exponentials, logarithm, tanh and reciprocal of vectors.
 #pragma once
 
+#include <cmath>
+
 #include "simd/simd.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr double LOG2_E_DOUBLE = 1.4426950408889634;
@@ -21,51 +23,28 @@ REGARD_INLINE Vec exp2_fraction(Vec f) {
   return fma(p, f, broadcast(1.0f));
 }
 
-// 2^(n + f) for an integer n from -127 on and f from -1/2 to 1/2. n = -127 stands for -inf, and gives 0.
-REGARD_INLINE Vec exp2_split(Vec n, Vec f) {
-  const Vec p = exp2_fraction(f);
-#if REGARD_LANES == 16
-  return _mm512_mask_scalef_ps(Vec{}, _mm512_cmp_ps_mask(n, broadcast(-127.0f), _CMP_NEQ_UQ), p, n);
-#else
-  // n + 127 belongs into the exponent bits; adding 2^23 + 127 puts it into the low bits
-  return p * from_bits(bits(n + 8388735.0f) << 23);
-#endif
+// 2^x; relative error below 8e-8. Exact at 0, and NaN at NaN. It is 0 from -127 down while denormals are flushed to 0.
+REGARD_INLINE Vec exp2(Vec x) {
+  return Ops::exp2(
+      x, [](Vec f) __attribute__((always_inline)) { return exp2_fraction(f); });
 }
 
 // The nearest integer, the even one of two.
-REGARD_INLINE Vec round_nearest(Vec x) {
-#if REGARD_LANES == 16
-  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#else
-  return (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23 leaves no room for a fraction
-#endif
-}
-
-// 2^x; relative error below 8e-8. Exact at 0, and NaN at NaN. It is 0 from -127 down while denormals are flushed to 0.
-REGARD_INLINE Vec exp2(Vec x) {
-#if REGARD_LANES == 16
-  const Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT);  // x minus the nearest integer, 0 at -inf
-  return _mm512_scalef_ps(exp2_fraction(f), x - f);
-#else
-  x = vec_max(broadcast(-127.0f), x);  // in this order a NaN stays
-  // adding 1.5 * 2^23 rounds to an integer; 127 more adds the bias of the exponent to the low bits
-  const Vec shifted = x + 12583039.0f;
-  const Vec f = x - (shifted - 12583039.0f);
-  return exp2_fraction(f) * from_bits(bits(shifted) << 23);
-#endif
-}
+REGARD_INLINE Vec round_nearest(Vec x) { return Ops::round_nearest(x); }
 
 // e^x; inf from 89 up, 0 from -88 down, NaN at NaN.
 REGARD_INLINE Vec exp(Vec x) {
   x = vec_min(broadcast(89.0f), vec_max(broadcast(-88.0f), x));  // in this order a NaN stays
   const Vec n = round_nearest(x * 1.44269502f);
-#if REGARD_LANES == 4  // without fused multiply-add: n times the first part of log(2) is exact
-  const Vec f = ((x - n * 0.693359375f) + n * 2.12194440e-4f) * 1.44269504f;
-#else
-  // log2(e) in two parts keeps the fraction accurate for large n
-  const Vec f = fma(x, broadcast(1.92596299e-8f), fma(x, broadcast(1.44269502f), -n));
-#endif
-  return where(n > 127.0f, exp2_split(n - 1.0f, f) * 2.0f, exp2_split(n, f));
+  Vec f;
+  if constexpr (Ops::HAS_FMA) {  // log2(e) in two parts keeps the fraction accurate for large n
+    f = fma(x, broadcast(1.92596299e-8f), fma(x, broadcast(1.44269502f), -n));
+  } else {  // n times the first part of log(2) is exact
+    f = ((x - n * 0.693359375f) + n * 2.12194440e-4f) * 1.44269504f;
+  }
+  const Vec fraction = exp2_fraction(f);
+  const Vec doubled = Ops::scale_exponent(fraction, n - 1.0f) * 2.0f;  // 2^128 is not a float
+  return where(n > 127.0f, doubled, Ops::scale_exponent(fraction, n));
 }
 
 // log(x), by x = 2^n m with m from sqrt(1/2) to sqrt(2) and log(1 + f) = f - f^2/2 + f^3 P(f); relative error below
@@ -92,15 +71,7 @@ REGARD_INLINE Vec log(Vec x) {
 }
 
 // 1 / x for x from 1 to 2^126, accurate to one or two roundings.
-REGARD_INLINE Vec reciprocal(Vec x) {
-#if REGARD_LANES == 16
-  const Vec guess = _mm512_rcp14_ps(x);
-  const Vec y = fma(guess, fma(-x, guess, broadcast(1.0f)), guess);
-  return y;
-#else
-  return 1.0f / x;
-#endif
-}
+REGARD_INLINE Vec reciprocal(Vec x) { return Ops::reciprocal(x); }
 
 // tanh(x) = x P(x^2) / Q(x^2), fitted for the smallest relative error up to 9. Beyond 9, tanh rounds to 1.
 REGARD_INLINE Vec tanh(Vec x) {
@@ -116,5 +87,5 @@ REGARD_INLINE Vec tanh(Vec x) {
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -1,64 +1,20 @@
 // Tensors in half precision: rows are upcast to float32 where a kernel reads them, and rounded where it writes them.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "abi.h"
 #include "simd/prefetch.h"
+#include "simd/simd.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
-#if REGARD_LANES == 16
-REGARD_INLINE Vec load_fp16(const uint16_t* p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-REGARD_INLINE void store_fp16(uint16_t* p, Vec x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-#elif REGARD_LANES == 8
-REGARD_INLINE Vec load_fp16(const uint16_t* p) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-REGARD_INLINE void store_fp16(uint16_t* p, Vec x) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-#else
-static float fp16_to_float(uint16_t half) {
-  const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
-  float x = 0.0f;
-  if (exponent) {  // the largest exponent, of infinities and NaN, becomes the largest one of a float
-    const uint32_t word = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | fraction << 13;
-    std::memcpy(&x, &word, sizeof x);
-    return x;
-  }
-  x = float(fraction) * 0x1p-24f;
-  return sign ? -x : x;
-}
-
-static uint16_t float_to_fp16(float x) {
-  uint32_t word;
-  std::memcpy(&word, &x, sizeof word);
-  const uint16_t sign = uint16_t(word >> 16 & 0x8000);
-  word &= 0x7fffffff;
-  if (word > 0x7f800000) return sign | 0x7e00;   // NaN
-  if (word >= 0x477ff000) return sign | 0x7c00;  // from 65520 on, the nearest is infinity
-  if (word < 0x38800000) {                       // below 2^-14, fp16 has fixed steps of 2^-24
-    float tiny;
-    std::memcpy(&tiny, &word, sizeof tiny);
-    return sign | uint16_t(std::nearbyint(double(tiny) * 0x1p24));
-  }
-  const uint32_t odd = word >> 13 & 1;
-  return sign | uint16_t((word - 0x38000000 + 0xfff + odd) >> 13);
-}
-
-REGARD_INLINE Vec load_fp16(const uint16_t* p) {
-  Vec x;
-  for (int lane = 0; lane < LANES; ++lane) x[lane] = fp16_to_float(p[lane]);
-  return x;
-}
-REGARD_INLINE void store_fp16(uint16_t* p, Vec x) {
-  for (int lane = 0; lane < LANES; ++lane) p[lane] = float_to_fp16(x[lane]);
-}
-#endif
+REGARD_INLINE Vec load_fp16(const uint16_t* p) { return Ops::load_fp16(p); }
+REGARD_INLINE void store_fp16(uint16_t* p, Vec x) { Ops::store_fp16(p, x); }
 
 typedef uint16_t Uint16Vec __attribute__((vector_size(2 * LANES)));
 
@@ -139,5 +95,5 @@ static void write_output(const AttentionParams& p, const float* from, int64_t co
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -1,10 +1,12 @@
 // Prefetches for the products of panels.
 #pragma once
 
+#include <cstdint>
+
 #include "simd/simd.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 // Prefetches are issued one cache line at a time between other instructions: a burst of them would stall.
@@ -47,5 +49,5 @@ struct TablePrefetch {
 };
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

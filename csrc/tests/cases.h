@@ -9,8 +9,9 @@ namespace check {
 inline int64_t query_key_distance(const CallSizes& s, const Pair& at) { return at.i + s.n_k - s.n_q - at.j; }
 
 inline regard::Operand query_positions(ProgramBuilder& builder, const CallSizes& s) {
-  return builder.per_query(
-      [&](int64_t b, int64_t h, int64_t i) { return int32_t(query_key_distance(s, {b, h, i, 0})); });
+  return builder.per_query([&](int64_t b, int64_t h, int64_t i) {
+    return int32_t(query_key_distance(s, {b, h, i, 0}));
+  });
 }
 inline regard::Operand key_positions(ProgramBuilder& builder) {
   return builder.per_key([](int64_t, int64_t, int64_t j) { return int32_t(j); });

@@ -5,7 +5,7 @@
 #include "program_builder.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 typedef int32_t (*ScalarFunction)(int32_t, int32_t);  // bits in, bits out
@@ -51,7 +51,7 @@ static int32_t sample_bits(InputPool pool, int64_t n) {
 static const TestedOperation OPERATIONS[] = {
     {F_ADD, 2, ANY, true, 0, FLOAT_FUNCTION(x + y)},
     {F_SUB, 2, ANY, true, 0, FLOAT_FUNCTION(x - y)},
-    {F_MUL, 2, ANY, true, 0, FLOAT_FUNCTION(x * y)},
+    {F_MUL, 2, ANY, true, 0, FLOAT_FUNCTION(x* y)},
     {F_DIV, 2, ANY, true, 0, FLOAT_FUNCTION(x / y)},
     {F_MIN, 2, ANY, true, 0,
      FLOAT_FUNCTION(x != x || y != y ? NAN
@@ -82,13 +82,13 @@ static const TestedOperation OPERATIONS[] = {
     {F_TRUNC, 1, ANY, true, 0, FLOAT_FUNCTION(std::trunc(x))},
     {I_ADD, 2, INTEGERS, false, 0, INT_FUNCTION(x + y)},
     {I_SUB, 2, INTEGERS, false, 0, INT_FUNCTION(x - y)},
-    {I_MUL, 2, INTEGERS, false, 0, INT_FUNCTION(x * y)},
+    {I_MUL, 2, INTEGERS, false, 0, INT_FUNCTION(x* y)},
     {I_MIN, 2, INTEGERS, false, 0, INT_FUNCTION(std::min(x, y))},
     {I_MAX, 2, INTEGERS, false, 0, INT_FUNCTION(std::max(x, y))},
     {I_NEG, 1, INTEGERS, false, 0, INT_FUNCTION(-x)},
     {I_ABS, 1, INTEGERS, false, 0, INT_FUNCTION(std::abs(x))},
     {I_SIGN, 1, INTEGERS, false, 0, INT_FUNCTION((x > 0) - (x < 0))},
-    {I_AND, 2, INTEGERS, false, 0, INT_FUNCTION(x & y)},
+    {I_AND, 2, INTEGERS, false, 0, INT_FUNCTION(x& y)},
     {I_OR, 2, INTEGERS, false, 0, INT_FUNCTION(x | y)},
     {I_XOR, 2, INTEGERS, false, 0, INT_FUNCTION(x ^ y)},
     {I_NOT, 1, INTEGERS, false, 0, INT_FUNCTION(~x)},
@@ -120,5 +120,5 @@ static const TestedOperation MASKING_OPERATIONS[] = {
 #undef INT_FUNCTION
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

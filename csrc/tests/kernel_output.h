@@ -1,6 +1,7 @@
 // The results of a build for a call.
 #pragma once
 
+#include "dispatch.h"
 #include "kernel_table.h"
 #include "reference_attention.h"
 
@@ -130,24 +131,5 @@ struct KernelOutput {
            d_bias == other.d_bias && d_factors == other.d_factors && d_u == other.d_u;
   }
 };
-
-// The builds that this processor supports. Prints a message, once, for each of the others.
-inline const std::vector<const regard::KernelTable*>& builds() {
-  static const std::vector<const regard::KernelTable*> available = [] {
-    const struct {
-      const char* name;
-      const regard::KernelTable* kernels;
-    } all_builds[] = {{"AVX-512", regard::avx512_kernels()},
-                      {"AVX2", regard::avx2_kernels()},
-                      {"portable", regard::portable_kernels()}};
-    std::vector<const regard::KernelTable*> runnable;
-    for (const auto& build : all_builds) {
-      if (build.kernels) runnable.push_back(build.kernels);
-      if (!build.kernels) std::printf("kernels for %s: skipped, this processor does not support it\n", build.name);
-    }
-    return runnable;
-  }();
-  return available;
-}
 
 }  // namespace check

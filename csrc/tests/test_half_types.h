@@ -1,11 +1,15 @@
 // Half precision: the conversion of every value, and rounding to the nearest value.
 #pragma once
 
+#include <cfloat>
+#include <cmath>
+
 #include "check.h"
+#include "simd/flush_denormals.h"
 #include "simd/half_types.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 // The value of 16 bits, by its definition.
@@ -100,5 +104,5 @@ static void test_half_types() {
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

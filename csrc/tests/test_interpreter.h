@@ -5,7 +5,7 @@
 #include "kernels/interpreter.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 // Runs a program on a few keys and one panel of queries, in the second batch element, second head and second panel.
@@ -216,5 +216,5 @@ static void test_interpreter() {
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

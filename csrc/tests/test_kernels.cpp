@@ -1,5 +1,6 @@
 // Compares the kernels of every build with plain loops, at sizes that leave a remainder in every loop.
 #include "cases.h"
+#include "dispatch.h"
 #include "kernel_output.h"
 #include "parallel.h"
 
@@ -58,7 +59,7 @@ void check_weight_statistics(const check::KernelOutput& actual, const check::Ref
 void check_call(const check::CallSizes& sizes, const check::TestCase& test_case, bool rows_first) {
   const check::ReferenceCall call(sizes, test_case, rows_first);
   const check::ReferenceOutput expected = call.reference_output();
-  for (const regard::KernelTable* build : check::builds()) {
+  for (const regard::KernelTable* build : regard::supported_builds()) {
     const check::KernelOutput actual(call, *build, 1);
     CHECK(actual.is_complete, "%s: not complete", build->name);
     compare("output", actual.output, expected.output, call, *build);

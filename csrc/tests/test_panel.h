@@ -1,12 +1,16 @@
 // Compares the operations of panel.h and backward.h on rows and panels with plain loops in double precision.
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
 #include "check.h"
 #include "kernels/backward.h"
 #include "kernels/panel.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 constexpr int64_t HEAD_DIMS[] = {1, 3, 7, 8, 15, 16, 17, 24, 33};
 constexpr int64_t ROW_COUNTS[] = {0, 1, 2, 7, 23, 24, 25};
@@ -141,5 +145,5 @@ static void test_panel() {
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

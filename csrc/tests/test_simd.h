@@ -1,12 +1,16 @@
 // Compares the functions of simd.h and exp.h, lane by lane, with those of the C library.
 #pragma once
 
+#include <cfloat>
+#include <cmath>
+
 #include "check.h"
 #include "simd/exp.h"
+#include "simd/flush_denormals.h"
 #include "simd/simd.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 typedef Vec (*Unary)(Vec);
 
@@ -133,14 +137,13 @@ static void loads_and_stores_touch_one_vector_at_any_address() {
 }
 
 static void denormals_are_flushed_only_in_scope() {
-#if defined(__SSE__)
+  if (!FlushDenormals::IS_SUPPORTED) return;
   volatile float tiny = 1e-38f, factor = 0.125f;
   {
     const FlushDenormals flush;
     CHECK(tiny * factor == 0.0f, "%g", tiny * factor);
   }
   CHECK(tiny * factor != 0.0f, "%g", tiny * factor);
-#endif
 }
 
 static void test_simd() {
@@ -155,5 +158,5 @@ static void test_simd() {
 }
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

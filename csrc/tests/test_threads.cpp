@@ -1,27 +1,25 @@
-// The thread layer and the kernels on several threads, for ThreadSanitizer.
+// The thread layer and the kernels on several threads, also for ThreadSanitizer.
 //
-// The core runs on the threads of an OpenMP runtime that it finds in the process. ThreadSanitizer does not see how such
-// a runtime waits for its threads, and would report every result as a race. So this program defines the one function
-// that the core looks up, with threads that ThreadSanitizer supports.
+// Without an OpenMP runtime in the process, the threads are those of the pool. LD_PRELOAD adds a runtime.
+// ThreadSanitizer does not see how a runtime waits for its threads, and would report every result as a race.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <new>
+#include <string>
 #include <thread>
 
 #include "cases.h"
+#include "dispatch.h"
 #include "kernel_output.h"
 #include "parallel.h"
 
-#define VISIBLE extern "C" __attribute__((visibility("default")))
-
 // By default, ThreadSanitizer ends a program that requests too much memory.
-VISIBLE const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
-
-VISIBLE void GOMP_parallel(void (*body)(void*), void* data, unsigned num_threads, unsigned) {
-  std::vector<std::thread> team;
-  for (unsigned n = 1; n < num_threads; ++n) team.emplace_back(body, data);
-  body(data);
-  for (std::thread& member : team) member.join();
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() {
+  return "allocator_may_return_null=1";
 }
 
 namespace {
@@ -43,7 +41,6 @@ void every_item_runs_once_in_a_scratch_buffer_of_its_own() {
       if (scratch[n] != float(item)) return;  // another item uses the same buffer
     ++counts.run_counts[item];
   };
-  CHECK(regard::has_threads(), "GOMP_parallel is not found");
   for (const int64_t num_threads : {1, 2, 3, 7, 1000}) {
     std::fill(items.run_counts.begin(), items.run_counts.end(), 0);
     items.scratch_floats += 3000;  // the buffer grows from call to call
@@ -84,7 +81,8 @@ void lack_of_memory_raises_an_exception() {
   for (const int64_t num_threads : {1, 3}) {
     bool is_out_of_memory = false;
     try {
-      regard::parallel_for(10, num_threads, size_t(1) << 58, [](void*, int64_t, float*) {}, nullptr, nullptr);
+      regard::parallel_for(
+          10, num_threads, size_t(1) << 58, [](void*, int64_t, float*) {}, nullptr, nullptr);
     } catch (const std::bad_alloc&) {
       is_out_of_memory = true;
     }
@@ -95,7 +93,7 @@ void lack_of_memory_raises_an_exception() {
 
 void results_do_not_depend_on_the_number_of_threads(const check::CallSizes& sizes,
                                                     const std::vector<check::TestCase>& cases) {
-  for (const regard::KernelTable* build : check::builds())
+  for (const regard::KernelTable* build : regard::supported_builds())
     for (const check::TestCase& test_case : cases) {
       const check::ReferenceCall call(sizes, test_case);
       const check::KernelOutput single_threaded(call, *build, 1);
@@ -109,7 +107,7 @@ void results_do_not_depend_on_the_number_of_threads(const check::CallSizes& size
 
 // Calls from several threads of Python.
 void callers_do_not_disturb_each_other(const check::CallSizes& sizes, const check::TestCase& test_case) {
-  const regard::KernelTable& build = *check::builds().front();
+  const regard::KernelTable& build = *regard::supported_builds().front();
   const check::ReferenceCall call(sizes, test_case);
   const check::KernelOutput single_threaded(call, build, 1);
   std::atomic<int> num_wrong{0};
@@ -125,8 +123,52 @@ void callers_do_not_disturb_each_other(const check::CallSizes& sizes, const chec
 
 }  // namespace
 
+void threads_come_from_the_loaded_runtime() {
+  const char* preload = std::getenv("LD_PRELOAD");
+  const std::string library = preload ? preload : "";
+  const std::string expected = library.find("gomp") != std::string::npos  ? "GNU OpenMP"
+                               : library.find("omp") != std::string::npos ? "LLVM OpenMP"
+                                                                          : "thread pool";
+  CHECK(regard::thread_runtime() == expected, "the threads are those of %s, not %s", regard::thread_runtime(),
+        expected.c_str());
+}
+
+// Several items run at the same time: each of two waits for the other one.
+void items_run_at_the_same_time() {
+  std::atomic<int> num_begun{0};
+  regard::parallel_for(
+      2, 2, 16,
+      [](void* context, int64_t, float*) {
+        std::atomic<int>& begun = *static_cast<std::atomic<int>*>(context);
+        ++begun;
+        for (int n = 0; n < 5000 && begun < 2; ++n) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        CHECK(begun == 2, "only one item runs at a time");
+      },
+      &num_begun, nullptr);
+}
+
+// A child has none of its parent's threads.
+void a_forked_child_uses_one_thread() {
+#if !defined(__SANITIZE_THREAD__)  // which does not support a fork of a process with threads
+  const pid_t child = fork();
+  if (child == 0) {
+    std::vector<int> counts(10);
+    const bool is_complete = regard::parallel_for(
+        10, 4, 16, [](void* context, int64_t item, float*) { ++(*static_cast<std::vector<int>*>(context))[item]; },
+        &counts, nullptr);
+    const bool is_right = is_complete && std::count(counts.begin(), counts.end(), 1) == 10;
+    _exit(is_right && std::string(regard::thread_runtime()) == "one thread" ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with status %d", status);
+#endif
+}
+
 int main() {
   const std::vector<check::TestCase> cases = check::cases();
+  threads_come_from_the_loaded_runtime();
+  items_run_at_the_same_time();
   every_item_runs_once_in_a_scratch_buffer_of_its_own();
   should_stop_ends_a_call_early();
   lack_of_memory_raises_an_exception();
@@ -134,5 +176,6 @@ int main() {
   results_do_not_depend_on_the_number_of_threads({2, 4, 2, 193, 391, 8, 5}, cases);
   results_do_not_depend_on_the_number_of_threads({1, 1, 1, 25, 7, 24, 8}, cases);
   callers_do_not_disturb_each_other({1, 4, 1, 97, 193, 8, 8}, check::causal());
-  return check::exit_status("threads");
+  a_forked_child_uses_one_thread();
+  return check::exit_status((std::string("threads of ") + regard::thread_runtime()).c_str());
 }

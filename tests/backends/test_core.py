@@ -18,5 +18,5 @@ def test_core_passes_its_own_tests(tmp_path: Path) -> None:
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     assert process.returncode == 0, process.stderr
-    for program in ("units for portable", "kernels", "threads"):
+    for program in ("units for portable", "kernels", "threads of thread pool"):
         assert f"{program}: ok" in process.stdout

@@ -1,5 +1,5 @@
 // The library's kernels with four handwritten masks and score modifiers, and a loop of multiply-adds that measures peak
-// FLOP/s. REGARD_LANES, on the compiler's command line, is that of the build they are compared with.
+// FLOP/s. The compiler's command line includes the header of the instruction set first.
 #include <chrono>
 #include <cstdint>
 
@@ -17,13 +17,11 @@ static struct {
 
 }  // namespace regard
 
-#define REGARD_BUILD handwritten
-#define REGARD_BUILD_NAME "handwritten"
 #define REGARD_INTERPRETER "modifiers.h"
 #include "kernels/kernels.h"
 
 namespace regard {
-namespace handwritten {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int NUM_FMA_CHAINS = 12;                                         // more than a processor executes at once
@@ -40,7 +38,7 @@ void fma_item(void*, int64_t, float* scratch) {
 }
 
 }  // namespace
-}  // namespace handwritten
+}  // namespace REGARD_ISA
 }  // namespace regard
 
 extern "C" {
@@ -60,16 +58,16 @@ static regard::AttentionParams read_params(const char* bytes) {
 }
 
 REGARD_EXPORT void run_forward(const char* params) {
-  regard::handwritten::kernels.forward(read_params(params), nullptr);
+  regard::REGARD_ISA::kernels.forward(read_params(params), nullptr);
 }
 
 REGARD_EXPORT void run_backward(const char* params) {
-  regard::handwritten::kernels.backward(read_params(params), nullptr);
+  regard::REGARD_ISA::kernels.backward(read_params(params), nullptr);
 }
 
 // Floating-point operations per second of all threads together.
 REGARD_EXPORT double peak_flops(int64_t num_threads) {
-  using namespace regard::handwritten;
+  using namespace regard::REGARD_ISA;
   const auto begin = std::chrono::steady_clock::now();
   regard::parallel_for(num_threads, num_threads, NUM_FMA_CHAINS * LANES, fma_item, nullptr, nullptr);
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;

@@ -7,7 +7,7 @@
 #include "simd/exp.h"
 
 namespace regard {
-namespace REGARD_BUILD {
+namespace REGARD_ISA {
 namespace {
 
 constexpr int REGISTER_ROWS = 32;  // as in interpreter.h
@@ -47,10 +47,9 @@ struct Interpreter {
   void alibi(int64_t key, int64_t rows, float* scores) const {
     const float slope = active_modifier.slopes[h];
     Vec first[N];
-    REGARD_UNROLL for (int j = 0; j < N; ++j)
-      first[j] = __builtin_convertvector(query_positions(j) - int32_t(key), Vec) * slope;
-    for (int64_t t = 0; t < rows; ++t)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+    REGARD_UNROLL for (int j = 0; j < N; ++j) first[j] =
+        __builtin_convertvector(query_positions(j) - int32_t(key), Vec) * slope;
+    for (int64_t t = 0; t < rows; ++t) REGARD_UNROLL for (int j = 0; j < N; ++j) {
         float* score = scores + (t * N + j) * LANES;
         store(score, load(score) - (first[j] - slope * float(t)));
       }
@@ -80,8 +79,7 @@ struct Interpreter {
     const int32_t window = int32_t(active_modifier.window);
     IntVec distance[N];
     REGARD_UNROLL for (int j = 0; j < N; ++j) distance[j] = query_positions(j) - int32_t(key);
-    for (int64_t t = 0; t < rows; ++t)
-      REGARD_UNROLL for (int j = 0; j < N; ++j) {
+    for (int64_t t = 0; t < rows; ++t) REGARD_UNROLL for (int j = 0; j < N; ++j) {
         float* score = scores + (t * N + j) * LANES;
         IntVec visible = distance[j] >= int32_t(t);
         if (HAS_WINDOW) visible &= distance[j] - int32_t(t) < window;
@@ -98,5 +96,5 @@ struct Interpreter {
 };
 
 }  // namespace
-}  // namespace REGARD_BUILD
+}  // namespace REGARD_ISA
 }  // namespace regard

@@ -1,4 +1,4 @@
-"""The compiled core and the packed structs that it reads: the same fields as in csrc/abi.h and csrc/program.h.
+"""The compiled core and the packed structs that it reads: the same fields as in csrc/include/abi.h and csrc/include/program.h.
 
 Only this module imports the core. It compares the layout of the compiled structs with its own once, at import, because
 a core of another version would read wrong memory. The plan of a call raises the error, not the import: `regard doctor`

@@ -119,7 +119,7 @@ def test_constant_condition_needs_at_most_one_instruction():
 
 
 def test_opcodes_are_in_the_order_of_the_interpreter():
-    header = (Path(__file__).parents[4] / "csrc" / "program.h").read_text(encoding="utf8")
+    header = (Path(__file__).parents[4] / "csrc" / "include" / "program.h").read_text(encoding="utf8")
     body = header.split("#define REGARD_OPS(OP)")[1].split("enum Op")[0]
     enumerators = [name.lower() for name in re.findall(r"OP\((\w+)\)", body)]
 

@@ -20,7 +20,7 @@ from regard.expr.derivative import ONE, derivatives
 from regard.expr.evaluate import DISCONTINUOUS_OPS, NodeUse
 from regard.expr.ir import COMPARISONS, TRUE, WRAP_RANGES, Expr, apply, constant, postorder, slot_of, variable
 
-# in the order of the enum Op in csrc/program.h
+# in the order of the enum Op in csrc/include/program.h
 OPCODES = (
     *("f_add", "f_sub", "f_mul", "f_div", "f_min", "f_max", "f_neg", "f_abs", "f_sign", "f_sqrt", "f_exp", "f_tanh"),
     *("f_sigmoid", "f_log", "f_exp2", "f_expm1", "f_log1p", "f_log2", "f_sin", "f_cos", "f_pow", "f_floor", "f_ceil"),

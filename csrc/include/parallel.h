@@ -1,5 +1,5 @@
-// Threads: those of the OpenMP runtime that torch has already loaded, found at run time. The core links no runtime of
-// its own, because two runtimes in one process make both of them many times slower.
+// Threads: those of the OpenMP runtime that torch has already loaded, else those of a pool. The core links no runtime
+// of its own, because two runtimes in one process make both of them many times slower.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace regard {
 bool parallel_for(int64_t num_items, int64_t num_threads, size_t scratch_floats, void (*work)(void*, int64_t, float*),
                   void* context, bool (*should_stop)());
 
-// Whether parallel_for uses more than the calling thread.
-bool has_threads();
+// Where the threads come from: "GNU OpenMP", "LLVM OpenMP", "thread pool", or "one thread" in a forked child.
+const char* thread_runtime();
 
 }  // namespace regard

@@ -1,4 +1,5 @@
-// A program of the tile interpreter: a score modifier and a mask, compiled by backends/native/codegen/program_compiler.py.
+// A program of the tile interpreter: a score modifier and a mask, compiled by
+// backends/native/codegen/program_compiler.py.
 //
 // An operand is a tile in a register, with a row for each key and a lane for each query; an array with a value for each
 // query or for each key; or an immediate. Values have 32 bits. A boolean is 0 or -1, so all of its bits are equal.
@@ -51,7 +52,7 @@ struct Operand {
 
 struct Instruction {
   int32_t op;
-  int32_t dest;  // register
+  int32_t dest;   // register
   int32_t table;  // the table of a lookup, or the sum of a SCATTER_ADD
   int32_t padding;
   Operand a, b, c;
@@ -68,7 +69,7 @@ struct PositionArray {
 enum class ConflictScope : int64_t {
   PANEL,  // only those of one panel
   HEADS,  // also those of other batch elements and heads at the same positions
-  ANY,  // any queries
+  ANY,    // any queries
 };
 
 // The sum that receives the gradient of a captured tensor.
@@ -80,10 +81,10 @@ struct GradientSum {
 
 struct Program {
   const Instruction* instructions;
-  int64_t score_mod_end;  // instructions [0, score_mod_end) modify the scores, in register 0
-  int64_t mask_end;  // instructions [score_mod_end, mask_end) set hidden scores to -inf
+  int64_t score_mod_end;   // instructions [0, score_mod_end) modify the scores, in register 0
+  int64_t mask_end;        // instructions [score_mod_end, mask_end) set hidden scores to -inf
   int64_t derivative_end;  // instructions [mask_end, derivative_end) compute d modified / d score, in register 1
-  int64_t end;  // instructions [derivative_end, end) add up the gradients of captured tensors
+  int64_t end;             // instructions [derivative_end, end) add up the gradients of captured tensors
   int64_t num_registers;
   const PositionArray* per_query;
   const PositionArray* per_key;

@@ -1,4 +1,4 @@
-// The entry points of one build of the kernels. Each instruction set has a build of its own.
+// The entry points of the kernels for one instruction set.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,5 @@ struct KernelTable {
   bool (*weights)(const AttentionParams&, const WeightTileParams&, bool (*should_stop)());
   bool (*thresholded)(const AttentionParams&, const ThresholdParams&, bool (*should_stop)());
 };
-
-// Null where the processor does not support the instruction set.
-const KernelTable* avx512_kernels();
-const KernelTable* avx2_kernels();
-const KernelTable* portable_kernels();
 
 }  // namespace regard

@@ -28,8 +28,8 @@ struct StridedRows {
 
 // A run of keys that a panel of queries attends to.
 struct KeyRun {
-  int32_t begin, end;  // keys, end exclusive
-  int32_t is_partial;  // whether the mask hides some pair of the run
+  int32_t begin, end;                // keys, end exclusive
+  int32_t is_partial;                // whether the mask hides some pair of the run
   int32_t vector_begin, vector_end;  // the panel's vectors of queries that attend to some key of the run
 };
 
@@ -53,9 +53,9 @@ struct AttentionParams {
   const Program* program;  // the score modifier, and the mask of partial runs; null where there is neither
   int64_t seed;
   int64_t dropout_threshold;  // a weight is dropped where its 32-bit hash is below this number: dropout * 2^32
-  double dropout_scale;  // 1 / (1 - dropout)
-  void* output;  // contiguous, as everything below
-  float* row_statistic;  // the lse of each row, or the threshold of a thresholded normalizer
+  double dropout_scale;       // 1 / (1 - dropout)
+  void* output;               // contiguous, as everything below
+  float* row_statistic;       // the lse of each row, or the threshold of a thresholded normalizer
   // Backward: the gradients of the output and of the row statistic, and those of q, k and v. The kernel writes every
   // element of d_q, d_k and d_v.
   StridedRows d_output;
@@ -86,15 +86,15 @@ struct WeightTileParams {
   Range b, h, i, j;
   int64_t is_partial;  // whether the mask hides some pair of the tile
   // Outputs, contiguous; null where the caller does not request one.
-  float* scores;  // (b, h, i, j), after the score modifier; -inf where hidden
+  float* scores;   // (b, h, i, j), after the score modifier; -inf where hidden
   float* weights;  // (b, h, i, j)
   float* entropy;  // (b, h, i), the sum of -w log w over these keys
   // Cells of cell_keys keys, counted from key 0, or 0 for none; and the sum and the maximum of a row's weights in each
   // cell, (b, h, i, num_cells()).
   int64_t cell_keys;
   float *cell_sums, *cell_maxima;
-  float* column_sums;  // (b, h, panels, j), the sum of a panel's weights for each key
-  float* max_weight;  // (b, h, i), the largest weight of a row; -1 where the row attends to no key
+  float* column_sums;       // (b, h, panels, j), the sum of a panel's weights for each key
+  float* max_weight;        // (b, h, i), the largest weight of a row; -1 where the row attends to no key
   int32_t* max_weight_key;  // (b, h, i), the first key with that weight; -1 where the row attends to no key
 
   int64_t num_cells() const { return cell_keys && j.size() ? (j.end - 1) / cell_keys - j.begin / cell_keys + 1 : 0; }
@@ -106,16 +106,16 @@ static_assert(sizeof(WeightTileParams) == 8 * 18, "every field has eight bytes")
 // row_statistic.
 struct ThresholdParams {
   enum Mode : int64_t {
-    ENTMAX,  // (s - threshold)^exponent, where the threshold makes a row sum to 1
-    TOPK,  // softmax of the k largest scores
-    HARDMAX,  // equal weights for all maxima of a row
+    ENTMAX,        // (s - threshold)^exponent, where the threshold makes a row sum to 1
+    TOPK,          // softmax of the k largest scores
+    HARDMAX,       // equal weights for all maxima of a row
     ENTMAX_SLOPE,  // (s - threshold)^(exponent - 1) for given thresholds, divided by its sum; row_statistic is log sum
-    COLUMN_SUMS,  // softmax without an output: row_statistic is the lse, and column_sums are written
+    COLUMN_SUMS,   // softmax without an output: row_statistic is the lse, and column_sums are written
   } mode;
-  int64_t k_or_groups;  // TOPK: k; COLUMN_SUMS: the number of groups of panels
-  const float* exponents;  // ENTMAX, ENTMAX_SLOPE: one per head
+  int64_t k_or_groups;      // TOPK: k; COLUMN_SUMS: the number of groups of panels
+  const float* exponents;   // ENTMAX, ENTMAX_SLOPE: one per head
   const float* thresholds;  // ENTMAX_SLOPE: one per row
-  float* column_sums;  // COLUMN_SUMS: (batch, num_heads, groups, n_k), summed over the rows of each group
+  float* column_sums;       // COLUMN_SUMS: (batch, num_heads, groups, n_k), summed over the rows of each group
 };
 
 static_assert(sizeof(ThresholdParams) == 8 * 5, "every field has eight bytes");
