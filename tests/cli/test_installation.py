@@ -111,7 +111,6 @@ def test_an_untested_python_and_system_are_warnings(installed: Installation) -> 
 
 
 def test_a_wrong_result_is_a_problem(installed: Installation) -> None:
-    assert installed.timed_call is not None
     for difference in (0.5, float("nan")):
         wrong = replace(installed, timed_call=replace(installed.timed_call, max_difference=difference))
         assert f"the largest difference is {difference:.3g}." in wrong.problems[-1]
@@ -151,7 +150,7 @@ def test_the_core_of_the_tests_is_described() -> None:
     assert core.is_built and core.error == "" and core.path is not None and "_core" in core.path
     assert core.available_instruction_sets == tuple(build.name for build in builds())
     assert core.instruction_set == builds()[0].name
-    assert core.uses_openmp is (abi.core is not None and abi.core.has_threads())
+    assert abi.core is not None and core.thread_runtime == abi.core.thread_runtime()
 
 
 def test_the_timed_call_agrees_with_torch() -> None:

@@ -38,18 +38,15 @@ def test_kernels_for_any_processor_are_linked_first(tool: ModuleType) -> None:
 def test_compile_commands_list_every_file(tool: ModuleType, tmp_path: Path) -> None:
     for name in ("csrc", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
-    script = f"import sys; sys.argv[:] = ['compile_commands.py']; {_run_in(tmp_path)}"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    script = (
+        "import runpy, sys; from pathlib import Path; main = runpy.run_path(sys.argv.pop(1))['main']; "
+        "root = Path(sys.argv.pop(1)); main.__globals__.update(ROOT=root, CSRC=root / 'csrc'); main()"
+    )
+    tool_path = str(ROOT / "tools" / "compile_commands.py")
+    subprocess.run([sys.executable, "-c", script, tool_path, str(tmp_path)], check=True)
 
     commands = json.loads((tmp_path / "compile_commands.json").read_text(encoding="utf8"))
     listed = {Path(command["file"]).relative_to(tmp_path).as_posix(): command["arguments"] for command in commands}
     assert set(listed) == {f"csrc/{path.relative_to(CSRC).as_posix()}" for path in tool.source_files()}
     assert "-mavx512f" in listed["csrc/kernels/forward.h"] and "-mavx512f" not in listed["csrc/bindings.cpp"]
     assert "--target=aarch64-linux-gnu" in listed["csrc/simd/isa/neon.h"]
-
-
-def _run_in(root: Path) -> str:
-    return (
-        f"from pathlib import Path; import runpy; tool = runpy.run_path({str(ROOT / 'tools/compile_commands.py')!r}); "
-        f"main = tool['main']; main.__globals__.update(ROOT=Path({str(root)!r}), CSRC=Path({str(root)!r}) / 'csrc'); main()"
-    )

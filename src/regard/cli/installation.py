@@ -80,7 +80,7 @@ class Core:
         path: Its file; None if there is none.
         instruction_set: The instruction set of its kernels; None if it is not used.
         available_instruction_sets: Those that it has and this processor can run, the fastest first.
-        uses_openmp: Whether it uses the threads of an OpenMP runtime.
+        thread_runtime: Where its threads come from: "GNU OpenMP", "LLVM OpenMP" or "thread pool"; None without a core.
     """
 
     is_built: bool
@@ -89,7 +89,7 @@ class Core:
     path: str | None
     instruction_set: str | None
     available_instruction_sets: tuple[str, ...]
-    uses_openmp: bool
+    thread_runtime: str | None
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Installation:
     core: Core
     torch_threads: int
     extras: tuple[Extra, ...]
-    timed_call: TimedCall | None  # None if every call raises the error of the core
+    timed_call: TimedCall
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class Installation:
         problems = []
         if self.core.error:
             problems.append(f"The compiled core is not used: {self.core.error.rstrip('.')}. {self.core.fix}".rstrip())
-        if self.timed_call is not None and not self.timed_call.max_difference <= MAX_DIFFERENCE:
+        if not self.timed_call.max_difference <= MAX_DIFFERENCE:
             problems.append(
                 f"The output of regard must be within {MAX_DIFFERENCE:g} of torch's; the largest difference is "
                 f"{self.timed_call.max_difference:.3g}. Install regard again."
@@ -166,8 +166,6 @@ class Installation:
             messages.append(
                 "regard was installed without building its core, so calls on the CPU run on torch operations."
             )
-        if self.core.is_built and not self.core.uses_openmp and self.torch_threads > 1:
-            messages.append("No OpenMP runtime was found, so the compiled core runs on one thread.")
         return tuple(messages)
 
 
@@ -188,7 +186,7 @@ def inspect_installation() -> Installation:
         core=inspect_core(),
         torch_threads=torch.get_num_threads(),
         extras=tuple(_extra(name, in_extra) for name in USER_EXTRAS if in_extra[name]),
-        timed_call=None if abi.layout_error else time_attention(),
+        timed_call=time_attention(),
     )
 
 
@@ -198,11 +196,11 @@ def inspect_core() -> Core:
     return Core(
         is_built=abi.core is not None,
         error=core_error(),
-        fix=CORE_FIX if core_error() and not abi.layout_error else "",
+        fix=CORE_FIX if core_error() else "",
         path=None if path is None else str(path),
         instruction_set=NATIVE.variant or None,
         available_instruction_sets=tuple(build.name for build in builds()),
-        uses_openmp=abi.core is not None and abi.core.has_threads(),
+        thread_runtime=None if abi.core is None else abi.core.thread_runtime(),
     )
 
 

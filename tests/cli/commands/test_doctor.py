@@ -15,6 +15,9 @@ from regard.cli.commands import doctor as module
 from regard.cli.installation import Core, Extra, Installation, Package, TimedCall
 from tests.cli.command import run_command
 
+HEALTHY_CORE = Core(
+    True, "", "", "site-packages/_core.abi3.so", "AVX-512", ("AVX-512", "AVX2", "portable"), "GNU OpenMP"
+)
 HEALTHY = Installation(
     regard_version="0.1.0",
     regard_path="site-packages/regard",
@@ -24,7 +27,7 @@ HEALTHY = Installation(
     system="Linux 6.1 x86_64",
     processor="A Processor",
     num_cpus=8,
-    core=Core(True, "", "", "site-packages/regard/_core.abi3.so", "AVX-512", ("AVX-512", "AVX2", "portable"), True),
+    core=HEALTHY_CORE,
     torch_threads=4,
     extras=(
         Extra("plot", (Package("matplotlib", "3.11.2", ">=3.8", True),), "pip install 'regard[plot]'"),
@@ -32,7 +35,7 @@ HEALTHY = Installation(
     ),
     timed_call=TimedCall((1, 8, 1024, 64), 21, 5.0, 10.0, 1e-6),
 )
-FAILED_CORE = Core(False, "the build failed with: x.cpp:1:2: error: no", "Install a compiler.", None, None, (), False)
+FAILED_CORE = Core(False, "the build failed with: x.cpp:1:2: error: no", "Install a compiler.", None, None, (), None)
 FAILED = replace(HEALTHY, core=FAILED_CORE)
 
 
@@ -59,7 +62,7 @@ def test_the_text_has_all_facts_and_fits_the_terminal(monkeypatch: pytest.Monkey
         "numpy 1.25.0, outside of >=1.26",
         "state built",
         "instruction set AVX-512; also available: AVX2, portable",
-        "OpenMP runtime used",
+        "threads GNU OpenMP",
         "torch 4 of 8 processors",
         "plot matplotlib 3.11.2",
         "hf missing: transformers. Use pip install 'regard[hf]'",

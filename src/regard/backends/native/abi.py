@@ -1,8 +1,7 @@
-"""The compiled core and the packed structs that it reads: the same fields as in csrc/include/abi.h and csrc/include/program.h.
+"""The compiled core and the packed structs that it reads: the same fields as in abi.h and program.h of csrc/include.
 
 Only this module imports the core. It compares the layout of the compiled structs with its own once, at import, because
-a core of another version would read wrong memory. The plan of a call raises the error, not the import: `regard doctor`
-must be able to report it.
+a core of another version would read wrong memory.
 """
 
 import ctypes
@@ -183,7 +182,6 @@ def check_abi(compiled: Mapping[str, Mapping[str, int]]) -> None:
 
 core: ModuleType | None
 load_error = ""  # why a core that was built cannot be imported
-layout_error = ""  # how the layout of a core that was imported differs; such a core is not used
 try:
     from regard import _core as core
 except ImportError as error:
@@ -191,7 +189,4 @@ except ImportError as error:
     if core_file() is not None:
         load_error = str(error)
 if core is not None:
-    try:
-        check_abi(core.abi() if hasattr(core, "abi") else {})
-    except BackendError as error:
-        core, layout_error = None, str(error)
+    check_abi(core.abi() if hasattr(core, "abi") else {})

@@ -33,7 +33,6 @@ from regard.backends.shared.weight_tiles import WeightTileData, WeightTileReques
 from regard.cache import memoize
 from regard.call.parse import MAX_REUSED_BYTES
 from regard.call.spec import BackendInputs, CallSpec
-from regard.errors import BackendError
 from regard.expr.hidden_pairs import MAX_FULL_SCAN_NUMEL, effective_mask
 from regard.expr.ir import TRUE, Expr, slot_of, variable, walk
 from regard.normalizers.streaming import Softmax
@@ -83,8 +82,6 @@ class NativeBackend:
     def unsupported_reasons(self, spec: CallSpec) -> tuple[str, ...]:
         if self.build is not None:
             return self.unsupported_spec_reasons(spec)
-        if abi.layout_error:
-            raise BackendError(abi.layout_error)
         return (missing_core_reason(),)
 
     def unsupported_spec_reasons(self, spec: CallSpec) -> tuple[str, ...]:

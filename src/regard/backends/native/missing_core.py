@@ -17,8 +17,6 @@ def core_error() -> str:
     """Why the core could not be built or loaded. Empty if there is a core, or if no build was tried."""
     if abi.core is not None:
         return ""
-    if abi.layout_error:
-        return abi.layout_error
     if abi.load_error:
         return f"it cannot be loaded: {abi.load_error}"
     build_error_file = Path(__file__).parents[2] / BUILD_ERROR_FILE

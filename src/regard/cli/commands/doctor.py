@@ -33,7 +33,7 @@ def doctor(as_json: JsonOption = False) -> None:
 def _to_json(installation: Installation) -> dict[str, Any]:
     timed = installation.timed_call
     return asdict(installation) | {
-        "timed_call": None if timed is None else asdict(timed) | {"speedup": timed.speedup},
+        "timed_call": asdict(timed) | {"speedup": timed.speedup},
         "problems": list(installation.problems),
         "warnings": list(installation.warnings),
     }
@@ -105,7 +105,7 @@ def _core_rows(core: Core) -> list[Row]:
     return [
         ("state", Text("built", style="green")),
         ("instruction set", f"{core.instruction_set}; also available: {', '.join(others) or 'none'}"),
-        ("OpenMP runtime", "used" if core.uses_openmp else "not found: one thread"),
+        ("threads", core.thread_runtime or ""),
         ("path", core.path or ""),
     ]
 
@@ -122,9 +122,7 @@ def _extra_row(extra: Extra) -> Row:
     return extra.name, text
 
 
-def _timed_rows(timed: TimedCall | None) -> list[Row]:
-    if timed is None:
-        return []
+def _timed_rows(timed: TimedCall) -> list[Row]:
     shape = "x".join(str(size) for size in timed.shape)
     return [
         ("call", f"attention {shape}, float32, causal; median of {timed.rounds} interleaved calls"),
