@@ -1,9 +1,9 @@
 // The export menu: the page as an HTML file, the map as PNG or SVG, and a link to the view.
 
-import { rampColor } from "../color/palettes.js";
-import { button, svgElement, element, downloadBlob } from "../components/element.js";
-import { tokenLabel, formatNumber } from "../components/format.js";
-import { LABEL_ANGLE_DEGREES } from "../map/map-axes.js";
+import { rampColor } from "../lib/color/palettes.js";
+import { button, svgElement, element, downloadBlob } from "../lib/element.js";
+import { tokenLabel, formatNumber } from "../lib/format.js";
+import { LABEL_ANGLE_DEGREES } from "../charts/map/map-axes.js";
 import { selectLayer, selectSession } from "../state/selectors.js";
 import { MAX_LINK_TEXT_CHARACTERS } from "../state/url-state.js";
 

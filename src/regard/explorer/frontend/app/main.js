@@ -1,14 +1,14 @@
 // Starts the explorer: creates the store, connects the data source and shows the selected view.
 
-import { RequestCache } from "../data/request-cache.js";
-import { element, replaceContent } from "../components/element.js";
+import { RequestCache } from "../transport/request-cache.js";
+import { element, replaceContent } from "../lib/element.js";
 import { fromHash, toHash } from "../state/url-state.js";
 import { runModel } from "./run-model.js";
 import { createShell } from "./shell.js";
 import { createStore, INITIAL_STATE } from "../state/store.js";
 import { clampSelection, selectSession } from "../state/selectors.js";
-import { applyTheme } from "./theme.js";
-import { TileCache } from "../data/tile-cache.js";
+import { applyTheme } from "../state/theme.js";
+import { TileCache } from "../transport/tile-cache.js";
 import { VIEWS } from "./view-list.js";
 
 const NO_TEXT_HINT = "No text yet. Type a sentence above and press Run.";

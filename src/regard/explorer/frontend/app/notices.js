@@ -1,6 +1,6 @@
 // Notices above the views: the last error, and the status of the connection.
 
-import { button, element, replaceContent } from "../components/element.js";
+import { button, element, replaceContent } from "../lib/element.js";
 
 const ACTIONS = ["view", "serverState", "session", "layer", "head", "query", "key", "otherSession", "experiment"];
 

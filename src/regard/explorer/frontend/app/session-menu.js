@@ -1,6 +1,6 @@
 // The menu that selects one of the open sessions.
 
-import { button, element, replaceContent } from "../components/element.js";
+import { button, element, replaceContent } from "../lib/element.js";
 import { clampSelection } from "../state/selectors.js";
 
 /** A menu of all sessions; hidden if there is only one. */

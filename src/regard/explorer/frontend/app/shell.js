@@ -1,13 +1,13 @@
 // The page around the views: logo, text form, tabs, notices and the live region of screen readers.
 
-import { button, svgElement, element, replaceContent } from "../components/element.js";
+import { button, svgElement, element, replaceContent } from "../lib/element.js";
 import { exportMenu } from "./export-menu.js";
-import { formatProgress, pluralize } from "../components/format.js";
+import { formatProgress, pluralize } from "../lib/format.js";
 import { alertBox, connectionNotice } from "./notices.js";
 import { runModel } from "./run-model.js";
 import { selectSession } from "../state/selectors.js";
 import { sessionMenu } from "./session-menu.js";
-import { nextTheme } from "./theme.js";
+import { nextTheme } from "../state/theme.js";
 import { VIEWS } from "./view-list.js";
 
 const THEMES = { auto: "System", light: "Light", dark: "Dark" };

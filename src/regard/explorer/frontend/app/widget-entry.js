@@ -1,8 +1,8 @@
 // Entry point of the notebook widget: requests are messages to the kernel.
 
-import { element } from "../components/element.js";
+import { element } from "../lib/element.js";
 import { startExplorer } from "./main.js";
-import { widgetSource } from "../data/data-sources.js";
+import { widgetSource } from "../transport/data-sources.js";
 
 const KERNEL_BUSY_MESSAGE =
   "The kernel does not respond: it is busy or was shut down. After a shutdown, restart it and run this cell again.";

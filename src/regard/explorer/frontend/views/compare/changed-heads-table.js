@@ -1,7 +1,7 @@
 // The table of the heads that differ most between two sessions.
 
-import { button, element } from "../../components/element.js";
-import { formatNumber } from "../../components/format.js";
+import { button, element } from "../../lib/element.js";
+import { formatNumber } from "../../lib/format.js";
 
 const MAX_TABLE_ROWS = 12;
 const INDEX_COLUMNS = ["layer", "head", "path", "batch", "query", "key"];

@@ -3,14 +3,14 @@
 import { changedHeadsTable } from "./changed-heads-table.js";
 import { drawSessionPicker } from "./session-picker.js";
 import { counterpartHead, weightDifferenceMap, selectOtherSession, fractionDifferenceMap } from "./difference-maps.js";
-import { segmentedControl, element, replaceContent } from "../../components/element.js";
-import { formatNumber } from "../../components/format.js";
-import { addMapGestures } from "../../map/pointer-gestures.js";
-import { headToolbar } from "../../components/head-toolbar.js";
-import { HeadMap } from "../../map/head-map.js";
-import { effectiveScale } from "../explore/map-view.js";
+import { segmentedControl, element, replaceContent } from "../../lib/element.js";
+import { formatNumber } from "../../lib/format.js";
+import { addMapGestures } from "../../charts/map/pointer-gestures.js";
+import { headToolbar } from "../../widgets/head-toolbar.js";
+import { HeadMap } from "../../charts/map/head-map.js";
+import { effectiveScale } from "../map/map-view.js";
 import { selectLayer, selectSession, headMapData } from "../../state/selectors.js";
-import { effectiveTheme } from "../../app/theme.js";
+import { effectiveTheme } from "../../state/theme.js";
 
 const ONE_SESSION_HINT = {
   server: "There is only one text so far. Type another text or select another model, then press Compare.",

@@ -1,6 +1,6 @@
 // The second session of a comparison, its head, and the difference maps.
 
-import { formatWholePercent } from "../../components/format.js";
+import { formatWholePercent } from "../../lib/format.js";
 import { selectLayer, selectSession, selectTokens } from "../../state/selectors.js";
 
 const FRACTION_GRID_SIZE = 16; // cells per side, for texts of different lengths

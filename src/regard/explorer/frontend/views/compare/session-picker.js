@@ -1,6 +1,6 @@
 // The form that selects the two sessions to compare, or runs a model on another text.
 
-import { element, replaceContent, select } from "../../components/element.js";
+import { element, replaceContent, select } from "../../lib/element.js";
 import { clampSelection, selectSession } from "../../state/selectors.js";
 
 const MAX_PREFILL_CHARACTERS = 2000;

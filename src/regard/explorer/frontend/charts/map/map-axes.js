@@ -1,0 +1,106 @@
+// The token labels of a map; indices where tokens do not fit.
+
+import { tokenLabel, truncate } from "../../lib/format.js";
+
+const MIN_LABEL_HEIGHT_PX = 11; // smaller rows have no legible token
+const MAX_LABEL_CHARACTERS = 16;
+const MAX_MEASURED_TOKENS = 400;
+export const LABEL_ANGLE_DEGREES = -53; // of the labels of columns
+const FONT_SIZE_PX = 12;
+
+/** The margins for the labels in pixels: [left, top, right]. */
+export function axisMargins(canvas, mapData, isNarrow) {
+  const context = canvas.getContext("2d");
+  context.font = font(canvas);
+  const maxWidth = (tokens) => {
+    const labels = tokens.slice(0, MAX_MEASURED_TOKENS).map(shortLabel);
+    return Math.max(0, ...labels.map((label) => context.measureText(label).width));
+  };
+  const maxMargin = isNarrow ? 84 : 128;
+  const left = Math.min(maxMargin, Math.max(52, maxWidth(mapData.rowTokens) + 20));
+  const top = Math.min(maxMargin, Math.max(46, maxWidth(mapData.columnTokens) * 0.78 + 28));
+  return [Math.round(left), Math.round(top), Math.round(Math.min(48, 0.6 * (top - 28)))];
+}
+
+/**
+ * Draws the labels of rows and columns; those of marked cells are bold.
+ * @param {CanvasRenderingContext2D} context
+ * @param {import("./viewport.js").Viewport} view
+ * @param {{rowTokens: string[], columnTokens: string[]}} mapData
+ * @param {{left: number, top: number, muted: string, query: string, key: string, marks: Array}} options
+ */
+export function drawTokenAxes(context, view, mapData, options) {
+  const { left, top } = options;
+  context.font = font(context.canvas);
+  context.textBaseline = "middle";
+  const markedRows = options.marks.map((cell) => cell.query);
+  const markedColumns = options.marks.map((cell) => cell.key);
+  forEachLabel(view.rows, view.pixelsPerToken, markedRows, (n, isMarked) => {
+    const y = top + (n + 0.5 - view.top) * view.pixelsPerToken;
+    if (y < top - 1 || y > top + view.height + 1) return;
+    drawText(
+      context,
+      axisLabel(mapData.rowTokens, n, view.pixelsPerToken, isMarked),
+      left - 8,
+      y,
+      "right",
+      0,
+      isMarked ? options.query : options.muted,
+      isMarked,
+    );
+  });
+  forEachLabel(view.columns, view.pixelsPerToken, markedColumns, (n, isMarked) => {
+    const x = left + (n + 0.5 - view.left) * view.pixelsPerToken;
+    if (x < left - 1 || x > left + view.width + 1) return;
+    drawText(
+      context,
+      axisLabel(mapData.columnTokens, n, view.pixelsPerToken, isMarked),
+      x,
+      top - 8,
+      "left",
+      (LABEL_ANGLE_DEGREES * Math.PI) / 180,
+      isMarked ? options.key : options.muted,
+      isMarked,
+    );
+  });
+}
+
+/** Calls `draw` for every index if there is room, else for round ones; and for marked ones, which replace neighbors. */
+function forEachLabel([first, last], pixelsPerToken, marked, draw) {
+  const step = pixelsPerToken >= MIN_LABEL_HEIGHT_PX ? 1 : roundUp((4.5 * MIN_LABEL_HEIGHT_PX) / pixelsPerToken);
+  const visibleMarks = marked.filter((n) => n >= first && n < last);
+  for (let n = Math.ceil(first / step) * step; n < last; n += step) {
+    const isCovered = visibleMarks.some((m) => Math.abs(m - n) * pixelsPerToken < MIN_LABEL_HEIGHT_PX + 3);
+    if (step === 1 ? !visibleMarks.includes(n) : !isCovered) draw(n, false);
+  }
+  for (const n of new Set(visibleMarks)) draw(n, true);
+}
+
+/** The next number of the form 1, 2 or 5 times a power of ten. */
+function roundUp(x) {
+  const power = 10 ** Math.floor(Math.log10(x));
+  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= x);
+}
+
+function axisLabel(tokens, n, pixelsPerToken, isMarked) {
+  return pixelsPerToken >= MIN_LABEL_HEIGHT_PX || isMarked ? shortLabel(tokens[n] ?? "") : String(n);
+}
+
+function shortLabel(token) {
+  return truncate(tokenLabel(token), MAX_LABEL_CHARACTERS);
+}
+
+function drawText(context, text, x, y, align, angle, color, isBold) {
+  context.save();
+  context.translate(x, y);
+  context.rotate(angle);
+  context.textAlign = align;
+  context.fillStyle = color;
+  if (isBold) context.font = `600 ${context.font}`;
+  context.fillText(text, 0, 0);
+  context.restore();
+}
+
+function font(canvas) {
+  return `${FONT_SIZE_PX}px ${getComputedStyle(canvas).fontFamily}`;
+}
