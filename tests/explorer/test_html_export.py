@@ -182,11 +182,12 @@ def test_an_import_of_a_name_that_is_not_exported_raises(statement: str, monkeyp
         bundle.bundle_script.__wrapped__("a.js")
 
 
-def test_types_in_comments_are_not_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '/** @import { Context } from "./types.js" */\n/** @type {import("./types.js").Context} */\n'
-    text += "export const a = 1;\n"
-    _replace_files(monkeypatch, {"a.js": text})
-    assert text.partition("export ")[0] in bundle.bundle_script.__wrapped__("a.js")
+def test_the_script_has_no_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    types = '/** @import { Context } from "./types.js" */\n\n/**\n * A number.\n * @type {number} **/\n'
+    _replace_files(monkeypatch, {"a.js": f'{types}export const a = 1; // "/** text */"\n'})
+    lines = bundle.bundle_script.__wrapped__("a.js").splitlines()
+    assert lines[:2] == ["const $a = (() => {", 'const a = 1; // "/** text */"']
+    assert not any("Context" in line or "number" in line for line in lines)
 
 
 def test_a_file_outside_of_the_page_raises() -> None:

@@ -18,7 +18,7 @@ LATE_PROGRESS = """async () => {
 }"""
 
 TWO_VIEWS = """async () => {
-  const { widgetSource } = await import("./frontend/transport/data-sources.js");
+  const { widgetSource } = await import("./frontend/transport/widget-source.js");
   const listeners = [];
   const pack = (text) => {
     const header = new TextEncoder().encode(JSON.stringify({ values: { text }, arrays: [] }));

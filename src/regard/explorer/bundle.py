@@ -2,7 +2,7 @@
 
 A module becomes a function that is called once, after the modules it imports, and returns its exports. Modules import
 from relative paths inside `frontend` and without cycles; an import may have several lines. They export functions,
-classes and constants by name, or one default. Types are comments, which the bundler keeps as they are.
+classes and constants by name, or one default. Types are comments, which the script does not contain.
 """
 
 import posixpath
@@ -20,6 +20,7 @@ IMPORT_PATTERN = re.compile(
     re.M,
 )
 EXPORT_PATTERN = re.compile(r"^export (?P<kind>async function\*?|function\*?|class|const) (?P<name>\w+)", re.M)
+TYPE_COMMENT_PATTERN = re.compile(r"^ */\*\*(?:[^*]|\*(?!/))*\*/\n+", re.M)
 DEFAULT_EXPORT_PATTERN = re.compile(r"^export default ", re.M)
 
 
@@ -132,6 +133,7 @@ def _wrap_module(path: str, text: str) -> str:
     body = DEFAULT_EXPORT_PATTERN.sub(
         "const $default = ", EXPORT_PATTERN.sub(r"\g<kind> \g<name>", IMPORT_PATTERN.sub(replace_import, text))
     )
+    body = TYPE_COMMENT_PATTERN.sub("", body)
     remaining = re.search(r"^(import|export)\b.*", body, re.M)
     if remaining is not None:
         raise LoadError(

@@ -1,23 +1,28 @@
 // Line charts as SVG.
 
-import { createAxis, axisTicks } from "./chart-axis.js";
 import { svgElement } from "../lib/element.js";
+import { axisTicks, createAxis } from "./chart-axis.js";
+
+/** @import { Axis } from "./chart-axis.js" */
 
 const [TOP_MARGIN_PX, BOTTOM_MARGIN_PX] = [12, 44];
 const LABEL_HEIGHT_PX = 15;
+/** @type {Record<string, string>} */
 const DASHES = { dashed: "6 4", dotted: "2 4" };
 
 /**
+ * A curve; the style "dotted" also marks the points.
  * @typedef {{name: string, title: string, color: string, points: Array<[number, number]>,
- *            style?: "line"|"dashed"|"dotted"|"points"}} Curve
- *   the style "dotted" also marks the points
+ *            style?: "line" | "dashed" | "dotted" | "points"}} Curve
+ * @typedef {{x: number, y: number, text: string}} Mark
+ * @typedef {{name?: string, isLog: boolean, base?: number, format: (x: number) => string}} AxisOptions
+ * @typedef {{left: number, right: number, bottom: number}} Frame
+ * @typedef {{curve: Curve, y: number}} CurveLabel
  */
 
 /**
- * @param {{curves: Curve[], marks?: Array<{x: number, y: number, text: string}>, label: string, size: [number, number],
- *          x: {name: string, isLog: boolean, format: (x: number) => string, base?: number},
- *          y: {name?: string, isLog: boolean, format: (y: number) => string}, hasLabels?: boolean}} options
- *   `hasLabels`: whether the curves have labels at their right ends
+ * @param {{curves: Curve[], marks?: Mark[], label: string, size: [number, number], x: AxisOptions, y: AxisOptions,
+ *          hasLabels?: boolean}} options `hasLabels`: whether the curves have labels at their right ends
  */
 export function chart({ curves, marks = [], label, size, x: xOptions, y: yOptions, hasLabels = true }) {
   const [width, height] = size;
@@ -54,6 +59,14 @@ export function chart({ curves, marks = [], label, size, x: xOptions, y: yOption
   return svg;
 }
 
+/**
+ * @param {Axis} x
+ * @param {Axis} y
+ * @param {AxisOptions} xOptions
+ * @param {AxisOptions} yOptions
+ * @param {Frame} frame
+ * @param {number} height
+ */
 function grid(x, y, xOptions, yOptions, { left, right, bottom }, height) {
   const middle = (TOP_MARGIN_PX + bottom) / 2;
   return svgElement(
@@ -78,7 +91,10 @@ function grid(x, y, xOptions, yOptions, { left, right, bottom }, height) {
   );
 }
 
-/** Moves labels down where they would overlap. */
+/**
+ * Moves labels down where they would overlap.
+ * @param {CurveLabel[]} labels
+ */
 function spreadLabels(labels) {
   const sorted = labels.slice().sort((a, b) => a.y - b.y);
   sorted.forEach((label, n) => {
@@ -87,10 +103,17 @@ function spreadLabels(labels) {
   return sorted;
 }
 
+/**
+ * @param {Curve} curve
+ * @param {Axis} x
+ * @param {Axis} y
+ * @param {[number, number] | null} labelPosition
+ */
 function drawCurve({ name, title, color, points, style = "line" }, x, y, labelPosition) {
   const plottable = points.filter(([a, b]) => x.has(a) && y.has(b));
   const d = plottable.map(([a, b], n) => `${n ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("");
   const hasDots = style === "points" || style === "dotted" || plottable.length === 1;
+  /** @param {[number, number]} point */
   const dot = ([a, b]) =>
     svgElement("circle", { cx: x.at(a), cy: y.at(b), r: 3.5, fill: color }, svgElement("title", {}, `${a}: ${b}`));
   const line = {
@@ -109,7 +132,14 @@ function drawCurve({ name, title, color, points, style = "line" }, x, y, labelPo
   );
 }
 
-/** The mark of a crossover with its label; labels of neighboring marks are at different heights. */
+/**
+ * The mark of a crossover with its label; labels of neighboring marks are at different heights.
+ * @param {Mark} mark
+ * @param {Axis} x
+ * @param {Axis} y
+ * @param {number} order
+ * @param {Frame} frame
+ */
 function crossoverMark({ x: n, y: value, text }, x, y, order, { bottom }) {
   return svgElement(
     "g",

@@ -2,7 +2,12 @@
 
 import { formatWholePercent } from "./format.js";
 
-/** Column of the head table: title and description. */
+/** @import { HeadTable } from "./types.js" */
+
+/**
+ * Column of the head table: title and description.
+ * @type {Record<string, [title: string, description: string]>}
+ */
 const MEASURES = {
   normalized_entropy: [
     "Normalized entropy",
@@ -28,29 +33,72 @@ const MEASURES = {
 
 const INDEX_COLUMNS = ["layer", "head", "path", "offset", "sink_key"];
 
-/** The title of a measure; other columns keep their names. */
+/**
+ * The title of a measure; other columns keep their names.
+ * @param {string} name
+ */
 export function measureTitle(name) {
   return MEASURES[name]?.[0] ?? name;
 }
 
-/** The description of a measure; empty for other columns. */
+/**
+ * The description of a measure; empty for other columns.
+ * @param {string} name
+ */
 export function measureDescription(name) {
   return MEASURES[name]?.[1] ?? "";
 }
 
-/** The name of a kind of head for display, such as "first token". */
+/**
+ * The name of a kind of head for display, such as "first token".
+ * @param {string} kind
+ */
 export function kindLabel(kind) {
   return kind.replaceAll("_", " ");
 }
 
-/** The description of a kind of head with its score, for a tooltip. */
+/**
+ * The description of a kind of head with its score, for a tooltip.
+ * @param {string} kind
+ * @param {number} score
+ */
 export function kindTooltip(kind, score) {
   return `${kindLabel(kind)}, ${formatWholePercent(score)}: ${measureDescription(kind)}`;
 }
 
-/** The columns of a head table that are measures, those with a title first. */
+/**
+ * The columns of a head table that are measures, those with a title first.
+ * @param {string[]} columns
+ */
 export function measuresIn(columns) {
   const titled = Object.keys(MEASURES).filter((name) => columns.includes(name));
   const excluded = new Set([...titled, ...INDEX_COLUMNS]);
   return [...titled, ...columns.filter((name) => !excluded.has(name) && !name.endsWith("_uniform"))];
+}
+
+const KIND_PRIORITY = [
+  "induction",
+  "duplicate",
+  "previous",
+  "next",
+  "first_token",
+  "separator",
+  "window",
+  "self",
+  "alignment",
+  "positional",
+];
+
+/**
+ * The kinds of a head, the most specific first.
+ * @param {HeadTable} table
+ * @param {number} layer
+ * @param {number} head
+ */
+export function headKinds(table, layer, head) {
+  /** @type {Array<[name: string, score: number]>} */
+  const kinds = [];
+  for (const [kind, heads] of Object.entries(table.heads_by_kind))
+    for (const [l, h, score] of heads) if (l === layer && h === head) kinds.push([kind, score]);
+  return kinds.sort((a, b) => KIND_PRIORITY.indexOf(a[0]) - KIND_PRIORITY.indexOf(b[0]));
 }

@@ -1,8 +1,15 @@
 // The light or dark theme: the system's preference, unless a theme is selected.
 
+/** @import { State, Store, Theme, ThemeChoice } from "../lib/types.js" */
+
+/** @type {Record<ThemeChoice, ThemeChoice>} */
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
 
-/** The theme in effect: "light" or "dark". */
+/**
+ * The theme in effect.
+ * @param {State} state
+ * @returns {Theme}
+ */
 export function effectiveTheme(state) {
   if (state.theme !== "auto") return state.theme;
   return isDark() ? "dark" : "light";
@@ -16,7 +23,11 @@ function isDark() {
   return window.matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** Sets the theme of an element, now and at every change; returns a function that stops this. */
+/**
+ * Sets the theme of an element, now and at every change; returns a function that stops this.
+ * @param {HTMLElement} root
+ * @param {Store<State>} store
+ */
 export function applyTheme(root, store) {
   const update = () => {
     root.dataset.theme = effectiveTheme(store.get());
@@ -40,7 +51,10 @@ export function applyTheme(root, store) {
   };
 }
 
-/** The theme that the toggle selects next. */
+/**
+ * The theme that the toggle selects next.
+ * @param {ThemeChoice} theme
+ */
 export function nextTheme(theme) {
   return NEXT[theme] ?? "auto";
 }

@@ -2,20 +2,21 @@
 //
 // The page does not send its key before that proof, because another program may use the port now.
 
+/** @import { ConnectionStatus } from "../lib/types.js" */
+
 const FIRST_RETRY_MS = 500;
 const MAX_RETRY_MS = 8000;
 const ATTEMPT_TIMEOUT_MS = 5000;
 
-/** The status of the connection. @typedef {"lost"|"other"|"back"} Status */
-
 export class Reconnection {
   /**
    * @param {string} base the page's URL; the first part of its path is the key
-   * @param {(status: Status) => void} onStatus
+   * @param {(status: ConnectionStatus) => void} onStatus
    */
   constructor(base, onStatus) {
     this.base = new URL(base);
     this.onStatus = onStatus;
+    /** @type {Promise<void> | null} */
     this.pendingRetry = null;
   }
 
@@ -43,7 +44,10 @@ export class Reconnection {
     }
   }
 
-  /** Asks the server at this address for a proof. @returns {Promise<Status>} */
+  /**
+   * Asks the server at this address for a proof.
+   * @returns {Promise<ConnectionStatus>}
+   */
   async attempt() {
     const nonce = hex(crypto.getRandomValues(new Uint8Array(16)));
     try {
@@ -53,12 +57,16 @@ export class Reconnection {
       const { proof } = await response.json();
       return proof === (await this.proof(nonce)) ? "back" : "other";
     } catch (error) {
-      return error.name === "SyntaxError" ? "other" : "lost";
+      return error instanceof SyntaxError ? "other" : "lost";
     }
   }
 
-  /** The proof of a server that has the key: an HMAC of the port and the nonce. */
+  /**
+   * The proof of a server that has the key: an HMAC of the port and the nonce.
+   * @param {string} nonce
+   */
   async proof(nonce) {
+    /** @param {string} text */
     const bytes = (text) => new TextEncoder().encode(text);
     const algorithm = { name: "HMAC", hash: "SHA-256" };
     const secret = this.base.pathname.split("/")[1];
@@ -67,6 +75,7 @@ export class Reconnection {
   }
 }
 
+/** @param {Uint8Array} bytes */
 function hex(bytes) {
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }

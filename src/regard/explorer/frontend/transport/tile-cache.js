@@ -1,28 +1,32 @@
 // The cache of map tiles. Visible tiles are requested, a few at a time; the size of the cache is limited.
 
+/** @import { PackedArray, Request, Tile, TileRequest } from "../lib/types.js" */
+
 const MAX_CONCURRENT_REQUESTS = 4;
 const MAX_CACHED_BYTES = 128 * 2 ** 20;
 const PAINTED_TILE_BYTES = 256 * 256 * 4;
 
-/**
- * @typedef {{mean: Float32Array, max: Float32Array, rows: number, columns: number,
- *            maximum: {mean: number, max: number}}} Tile
- */
-
 /** The tiles of all maps of the page. */
 export class TileCache {
-  /** @param {{request: Function}} source */
+  /** @param {{request: Request}} source */
   constructor(source, limit = MAX_CACHED_BYTES) {
     this.source = source;
     this.limit = limit;
     this.bytes = 0;
+    /** @type {Map<string, Tile>} */
     this.tiles = new Map(); // the least recently used first
+    /** @type {Map<string, AbortController>} */
     this.pending = new Map();
+    /** @type {Map<object, {requests: TileRequest[], onTile: (error: unknown) => void}>} */
     this.requestsByViewer = new Map(); // the requests of each viewer in order, and its callback
+    /** @type {Map<string, unknown>} */
     this.failures = new Map();
   }
 
-  /** A cached tile; null if it is not cached. */
+  /**
+   * A cached tile; null if it is not cached.
+   * @param {string} key
+   */
   get(key) {
     const tile = this.tiles.get(key);
     if (!tile) return null;
@@ -34,8 +38,8 @@ export class TileCache {
   /**
    * Sets the tiles that a viewer needs, in order. Cancels requests for tiles that no viewer needs.
    * @param {object} viewer
-   * @param {Array<{key: string, name: string, params: Object}>} requests
-   * @param {(error: Error|null) => void} onTile called after a tile arrives or fails
+   * @param {TileRequest[]} requests
+   * @param {(error: unknown) => void} onTile called with the error, or null, after a tile arrives or fails
    */
   setViewerTiles(viewer, requests, onTile) {
     this.requestsByViewer.set(viewer, { requests, onTile });
@@ -51,7 +55,10 @@ export class TileCache {
     this.fetchNext();
   }
 
-  /** Removes a closed viewer and cancels its requests. */
+  /**
+   * Removes a closed viewer and cancels its requests.
+   * @param {object} viewer
+   */
   removeViewer(viewer) {
     this.setViewerTiles(viewer, [], () => {});
     this.requestsByViewer.delete(viewer);
@@ -67,6 +74,7 @@ export class TileCache {
     }
   }
 
+  /** @param {TileRequest} request */
   async fetch({ key, name, params }) {
     const controller = new AbortController();
     this.pending.set(key, controller);
@@ -86,7 +94,11 @@ export class TileCache {
     this.fetchNext();
   }
 
-  /** Caches a tile; drops the least recently used ones beyond the limit. */
+  /**
+   * Caches a tile; drops the least recently used ones beyond the limit.
+   * @param {string} key
+   * @param {Tile} tile
+   */
   store(key, tile) {
     this.tiles.set(key, tile);
     this.bytes += sizeInBytes(tile);
@@ -98,17 +110,22 @@ export class TileCache {
   }
 }
 
+/** @param {Tile} tile */
 function sizeInBytes(tile) {
   return tile.mean.byteLength + tile.max.byteLength + PAINTED_TILE_BYTES;
 }
 
-/** @returns {Tile} */
+/**
+ * @param {{ mean: PackedArray, max?: PackedArray }} arrays
+ * @returns {Tile}
+ */
 function toTile({ mean, max = mean }) {
   const [rows, columns] = mean.shape;
   const maximum = { mean: largestAbsolute(mean.data), max: largestAbsolute(max.data) };
   return { mean: mean.data, max: max.data, rows, columns, maximum };
 }
 
+/** @param {Float32Array} values */
 function largestAbsolute(values) {
   let maximum = 0;
   for (const value of values) if (Math.abs(value) > maximum) maximum = Math.abs(value);

@@ -2,7 +2,14 @@
 
 import { button, element } from "../lib/element.js";
 
-/** A box with a title, the text and a copy button; null if the text is empty. */
+/** @import { Context } from "../lib/types.js" */
+
+/**
+ * A box with a title, the text and a copy button; null if the text is empty.
+ * @param {Context} context
+ * @param {string} title
+ * @param {string | undefined} text
+ */
 export function codeBox(context, title, text) {
   if (!text) return null;
   const block = element("pre", { class: "code", tabindex: 0, "aria-label": title }, text);
@@ -14,7 +21,7 @@ export function codeBox(context, title, text) {
         copy.textContent = "Copied";
         context.announce("Copied.");
       } catch {
-        getSelection().selectAllChildren(block); // without access to the clipboard, the user copies the selection
+        getSelection()?.selectAllChildren(block); // without access to the clipboard, the user copies the selection
       }
     },
     { class: "quiet-button" },

@@ -1,10 +1,16 @@
 // The toolbar above a view: controls that select the head, and its kinds.
 
 import { button, element, replaceContent, select } from "../lib/element.js";
-import { kindLabel, kindTooltip } from "../lib/head-measures.js";
-import { selectLayer, selectSession } from "../state/selectors.js";
+import { headKinds, kindLabel, kindTooltip } from "../lib/head-measures.js";
+import { selectHead, selectSession } from "../state/selectors.js";
 
-/** A toolbar that follows the state; `controls` are further controls of the view. */
+/** @import { Context, Layer, Session, State, Store } from "../lib/types.js" */
+
+/**
+ * A toolbar that follows the state; `controls` are further controls of the view.
+ * @param {Context} context
+ * @param {...HTMLElement} controls
+ */
 export function headToolbar(context, ...controls) {
   const node = element("div", { class: "toolbar" });
   const headSelect = element("div", { class: "head-select" });
@@ -21,14 +27,21 @@ export function headToolbar(context, ...controls) {
   return node;
 }
 
+/**
+ * @param {Context} context
+ * @param {HTMLElement} node
+ */
 function drawHeadSelect({ store }, node) {
   const state = store.get();
-  const session = selectSession(state);
-  if (!session) return;
-  const layer = selectLayer(state);
+  if (!selectSession(state)) return;
+  const { session, layer } = selectHead(state);
+  /** @param {Layer} layer */
   const layerName = ({ index, is_cross_attention }) => `Layer ${index}${is_cross_attention ? " (cross)" : ""}`;
+  /** @type {Array<[number, string]>} */
   const layers = session.layers.map((option) => [option.index, layerName(option)]);
+  /** @type {Array<[number, string]>} */
   const heads = layer.head_indices.map((head) => [head, `Head ${head}`]);
+  /** @param {string} index */
   const selectLayerIndex = (index) =>
     store.set({ layer: Number(index), ...headAfterLayerChange(session, Number(index), state.head) });
   replaceContent(
@@ -40,54 +53,53 @@ function drawHeadSelect({ store }, node) {
   );
 }
 
+/**
+ * The head with the same index in another layer; its first head if the layer has no such head.
+ * @param {Session} session
+ * @param {number} index
+ * @param {number | null} head
+ */
 function headAfterLayerChange(session, index, head) {
-  const layer = session.layers.find((candidate) => candidate.index === index);
-  return { head: layer.head_indices.includes(head) ? head : layer.head_indices[0], lineHeads: null };
+  const indices = session.layers.find((layer) => layer.index === index)?.head_indices ?? [];
+  return { head: indices.find((n) => n === head) ?? indices[0], lineHeads: null };
 }
 
+/**
+ * @param {Store<State>} store
+ * @param {number} by
+ */
 function step(store, by) {
   const state = store.get();
+  /** @param {Layer} layer */
   const headsOf = (layer) => layer.head_indices.map((head) => ({ layer: layer.index, head }));
-  const all = selectSession(state).layers.flatMap(headsOf);
+  const all = selectHead(state).session.layers.flatMap(headsOf);
   const current = all.findIndex(({ layer, head }) => layer === state.layer && head === state.head);
   store.set({ ...all[(current + by + all.length) % all.length], lineHeads: null });
 }
 
-/** Shows the kinds of the head after all heads are measured. */
+/**
+ * Shows the kinds of the head after all heads are measured.
+ * @param {Context} context
+ * @param {HTMLElement} node
+ */
 async function drawKinds(context, node) {
   const { session, layer, head, stateVersion } = context.store.get();
   replaceContent(node);
   const table = await context.headTable(session, stateVersion).catch(() => null);
   const state = context.store.get();
-  if (!table || state.layer !== layer || state.head !== head || state.session !== session) return;
+  if (!table || layer === null || head === null) return;
+  if (state.layer !== layer || state.head !== head || state.session !== session) return;
   replaceContent(
     node,
     headKinds(table, layer, head).map(([kind, score]) => kindChip(kind, kindTooltip(kind, score))),
   );
 }
 
-const KIND_PRIORITY = [
-  "induction",
-  "duplicate",
-  "previous",
-  "next",
-  "first_token",
-  "separator",
-  "window",
-  "self",
-  "alignment",
-  "positional",
-];
-
-/** The kinds of a head, the most specific first: [name, score]. */
-export function headKinds(table, layer, head) {
-  const kinds = Object.entries(table.heads_by_kind).flatMap(([kind, heads]) =>
-    heads.filter(([l, h]) => l === layer && h === head).map(([, , score]) => [kind, score]),
-  );
-  return kinds.sort((a, b) => KIND_PRIORITY.indexOf(a[0]) - KIND_PRIORITY.indexOf(b[0]));
-}
-
-/** The label of a kind with a tooltip. */
+/**
+ * The label of a kind with a tooltip.
+ * @param {string} kind
+ * @param {string} title
+ */
 export function kindChip(kind, title) {
   return element("span", { class: "chip", title, "data-kind": kind }, kindLabel(kind));
 }

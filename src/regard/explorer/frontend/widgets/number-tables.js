@@ -1,14 +1,27 @@
 // Tables of vectors and matrices.
 
 import { element } from "../lib/element.js";
-import { formatNumberShort, formatNumber } from "../lib/format.js";
+import { formatNumber, formatNumberShort } from "../lib/format.js";
 
-/** A number of a JSON response, in which NaN and infinities are strings. */
+/** @import { StageValue } from "../lib/types.js" */
+
+/**
+ * A number of a JSON response, in which NaN and infinities are strings.
+ * @param {StageValue} x
+ */
 function parseNumber(x) {
-  return { inf: Infinity, "-inf": -Infinity, nan: NaN }[x] ?? x;
+  if (x === "inf") return Infinity;
+  if (x === "-inf") return -Infinity;
+  return x === "nan" ? NaN : x;
 }
 
-/** Shades a cell by the fraction of its absolute value in `maximum`; negative numbers have their own color. */
+/**
+ * Shades a cell by the fraction of its absolute value in `maximum`; negative numbers have their own color.
+ * @param {HTMLElement} cell
+ * @param {StageValue} x
+ * @param {number} maximum
+ * @param {string} color
+ */
 function shade(cell, x, maximum, color) {
   if (typeof x !== "number" || !Number.isFinite(x) || !maximum) return;
   const fraction = Math.min(1, Math.abs(x) / maximum);
@@ -16,10 +29,12 @@ function shade(cell, x, maximum, color) {
   cell.style.backgroundColor = `color-mix(in srgb, var(--${x < 0 ? "negative" : color}) ${percent}%, transparent)`;
 }
 
+/** @param {StageValue[]} values */
 function largestAbsolute(values) {
-  return values
-    .flat(3)
-    .reduce((maximum, x) => (Number.isFinite(x) ? Math.max(maximum, Math.abs(x)) : maximum), 0);
+  let maximum = 0;
+  for (const x of values.flat(3))
+    if (typeof x === "number" && Number.isFinite(x)) maximum = Math.max(maximum, Math.abs(x));
+  return maximum;
 }
 
 /**
@@ -70,7 +85,8 @@ export function vectorTable(rows, blockSize = 16, digits = 2) {
 
 /**
  * A table of a matrix with row and column labels. Booleans are shown as ✓ and ✕.
- * @param {Array<Array<number|string|boolean>>} values
+ * @param {StageValue[][]} values
+ * @param {{rows?: string[], columns?: string[], color?: string, digits?: number}} [options]
  */
 export function matrixTable(values, { rows = [], columns = [], color = "query", digits = 4 } = {}) {
   const numbers = values.map((row) => row.map(parseNumber));
@@ -103,7 +119,7 @@ export function matrixTable(values, { rows = [], columns = [], color = "query", 
             const cell = element(
               "td",
               { title: String(x), class: typeof x === "boolean" ? (x ? "is-true" : "is-false") : null },
-              typeof x === "boolean" ? (x ? "✓" : "✕") : formatNumber(x, digits),
+              formatValue(x, digits),
             );
             shade(cell, x, maximum, color);
             return cell;
@@ -112,4 +128,13 @@ export function matrixTable(values, { rows = [], columns = [], color = "query", 
       ),
     ),
   );
+}
+
+/**
+ * @param {StageValue} x
+ * @param {number} digits
+ */
+function formatValue(x, digits) {
+  if (typeof x === "boolean") return x ? "✓" : "✕";
+  return formatNumber(typeof x === "number" ? x : null, digits);
 }

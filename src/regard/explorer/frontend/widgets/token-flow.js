@@ -1,7 +1,13 @@
 // A text of any length as tokens that can be hovered and selected. Only visible lines are in the DOM.
 
-import { element } from "../lib/element.js";
+import { context2d, element } from "../lib/element.js";
 import { showWhitespace } from "../lib/format.js";
+import { breakIntoLines, itemPerToken, itemPerWord } from "./token-lines.js";
+
+/**
+ * @import { PartialCharacters } from "../lib/types.js"
+ * @import { Item, Line } from "./token-lines.js"
+ */
 
 const OVERSCAN_LINES = 6; // rendered lines above and below the visible ones
 const TOKEN_PADDING_PX = 4;
@@ -9,9 +15,8 @@ const MAX_LARGE_TOKENS = 60; // longer texts have smaller type
 const TOKEN_GAP_PX = 6; // between tokens, if no token contains spaces
 const NO_TOKEN = -1;
 
-/**
- * @typedef {{text: string, first: number, last: number}} Item a token, or a word of the tokens first to last
- */
+/** @typedef {{keyShade: number, queryShade: number, state: string}} TokenMark shades are from 0 to 1 */
+
 export class TokenFlow {
   /**
    * @param {{label: string, point: (item: Item|null) => void, pick: (item: Item, add: boolean) => void,
@@ -20,13 +25,19 @@ export class TokenFlow {
    */
   constructor(handlers) {
     this.handlers = handlers;
+    /** @type {Item[]} */
     this.items = [];
+    /** @type {Line[]} */
     this.lines = [];
+    /** @type {(item: Item) => TokenMark | null} */
     this.mark = () => null;
     this.cursor = NO_TOKEN;
     this.lineHeight = 34; // in pixels
     this.gap = 0;
-    this.spans = new Map();
+    /** @type {Map<number, HTMLElement>} */
+    this.spans = new Map(); // of the rendered items
+    /** @type {Map<number, HTMLElement>} */
+    this.rows = new Map(); // the rendered lines
     this.inner = element("div", { class: "token-flow-inner" });
     this.node = element(
       "div",
@@ -51,29 +62,31 @@ export class TokenFlow {
 
   /**
    * @param {string[]} tokens
-   * @param {{words?: number[]|null, parts?: Object<number, [string, string]>}} [options] `words`: the word id of each
+   * @param {{words?: number[]|null, parts?: PartialCharacters}} [options] `words`: the word id of each
    *   token, to show words instead of tokens; `parts`: label and bytes of the tokens that are partial characters
    */
   show(tokens, { words = null, parts = {} } = {}) {
     this.node.classList.toggle("is-large", tokens.length <= MAX_LARGE_TOKENS);
     this.gap = tokens.some((text) => /\s/.test(text)) ? 0 : TOKEN_GAP_PX; // tokens without spaces are words
     this.node.classList.toggle("spaced-tokens", this.gap > 0);
-    const single = (text, n) => ({ text, first: n, last: n, part: parts[n] ?? null });
-    this.items = words ? groupByWord(tokens, words) : tokens.map(single);
+    this.items = words ? itemPerWord(tokens, words) : itemPerToken(tokens, parts);
     this.cursor = NO_TOKEN;
     this.layout();
   }
 
   /**
    * Sets the shading and the state of all items. Shades are from 0 to 1.
-   * @param {(item: Item) => {keyShade: number, queryShade: number, state: string}|null} mark
+   * @param {(item: Item) => TokenMark | null} mark
    */
   setTokenMarks(mark) {
     this.mark = mark;
     for (const [n, span] of this.spans) this.applyMark(n, span);
   }
 
-  /** Scrolls a token into view. */
+  /**
+   * Scrolls a token into view.
+   * @param {number} token
+   */
   reveal(token) {
     const line = this.lines.findIndex(({ last }) => this.items[last]?.last >= token);
     if (line < 0) return;
@@ -89,24 +102,13 @@ export class TokenFlow {
     this.lineHeight = 2 * Math.round(parseFloat(getComputedStyle(this.node).fontSize));
     this.node.style.setProperty("--line-height", `${this.lineHeight}px`);
     const measure = textMeasurer(this.node);
-    this.lines = [];
-    let line = { first: 0, last: -1, width: 0 };
-    this.items.forEach((item, n) => {
-      const width = measure(showWhitespace(item.text)) + bytesWidth(item, measure) + TOKEN_PADDING_PX + this.gap;
-      if (line.width + width > maxWidth && line.last >= line.first) {
-        this.lines.push(line);
-        line = { first: n, last: n - 1, width: 0 };
-      }
-      line.last = n;
-      line.width += width;
-      if (item.text.includes("\n")) {
-        this.lines.push(line);
-        line = { first: n + 1, last: n, width: 0 };
-      }
-    });
-    if (line.last >= line.first) this.lines.push(line);
+    /** @param {Item} item */
+    const widthOf = (item) =>
+      measure(showWhitespace(item.text)) + bytesWidth(item, measure) + TOKEN_PADDING_PX + this.gap;
+    this.lines = breakIntoLines(this.items, widthOf, maxWidth);
     this.inner.style.height = `${this.lines.length * this.lineHeight}px`;
     this.spans.clear();
+    this.rows.clear();
     this.inner.replaceChildren();
     this.render();
   }
@@ -118,16 +120,21 @@ export class TokenFlow {
       this.lines.length,
       Math.ceil((this.node.scrollTop + this.node.clientHeight) / this.lineHeight) + OVERSCAN_LINES,
     );
-    for (const row of [...this.inner.children]) {
-      const n = Number(row.dataset.line);
+    for (const [n, row] of this.rows) {
       if (n >= first && n < last) continue;
-      for (const span of row.children) this.spans.delete(Number(span.dataset.item));
+      for (let index = this.lines[n].first; index <= this.lines[n].last; index += 1) this.spans.delete(index);
+      this.rows.delete(n);
       row.remove();
     }
-    const rendered = new Set([...this.inner.children].map((row) => Number(row.dataset.line)));
-    for (let n = first; n < last; n += 1) if (!rendered.has(n)) this.inner.append(this.row(n));
+    for (let n = first; n < last; n += 1) {
+      if (this.rows.has(n)) continue;
+      const row = this.row(n);
+      this.rows.set(n, row);
+      this.inner.append(row);
+    }
   }
 
+  /** @param {number} n */
   row(n) {
     const row = element("div", { class: "token-flow-line", "data-line": n, role: "presentation" });
     row.style.top = `${n * this.lineHeight}px`;
@@ -149,20 +156,30 @@ export class TokenFlow {
     return row;
   }
 
+  /**
+   * @param {number} index
+   * @param {HTMLElement} span
+   */
   applyMark(index, span) {
     const mark = this.mark(this.items[index]);
+    /**
+     * @param {string} name
+     * @param {number} fraction
+     */
     const mix = (name, fraction) => `color-mix(in srgb, var(--${name}) ${(100 * fraction).toFixed(1)}%, transparent)`;
-    span.style.backgroundColor = mark?.keyShade > 0 ? mix("key", 0.06 + 0.6 * mark.keyShade) : "";
-    span.style.boxShadow = mark?.queryShade > 0 ? `inset 0 -4px 0 ${mix("query", 0.15 + 0.85 * mark.queryShade)}` : "";
+    span.style.backgroundColor = mark && mark.keyShade > 0 ? mix("key", 0.06 + 0.6 * mark.keyShade) : "";
+    span.style.boxShadow =
+      mark && mark.queryShade > 0 ? `inset 0 -4px 0 ${mix("query", 0.15 + 0.85 * mark.queryShade)}` : "";
     span.dataset.state = mark?.state ?? "";
     span.setAttribute("aria-selected", String(mark?.state === "pinned"));
     span.classList.toggle("has-cursor", index === this.cursor);
   }
 
   addListeners() {
+    /** @param {Event} event */
     const itemAt = (event) => {
-      const span = event.target.closest?.(".token");
-      return span && this.node.contains(span) ? Number(span.dataset.item) : NO_TOKEN;
+      const span = event.target instanceof Element ? event.target.closest(".token") : null;
+      return span instanceof HTMLElement && this.node.contains(span) ? Number(span.dataset.item) : NO_TOKEN;
     };
     let dragStart = NO_TOKEN;
     let dragEnd = NO_TOKEN;
@@ -193,11 +210,16 @@ export class TokenFlow {
     this.node.addEventListener("keydown", (event) => this.onKeyDown(event));
   }
 
+  /**
+   * @param {number} start
+   * @param {number} end
+   */
   selectSpan(start, end) {
     const [first, last] = [Math.min(start, end), Math.max(start, end)];
     this.handlers.span({ text: "", first: this.items[first].first, last: this.items[last].last });
   }
 
+  /** @param {KeyboardEvent} event */
   onKeyDown(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }[event.key];
     if (step) {
@@ -214,31 +236,29 @@ export class TokenFlow {
 
 const BYTES_FONT_SCALE = 0.62; // as in style.css
 
+/**
+ * @param {Item} item
+ * @param {(text: string) => number} measure
+ */
 function bytesWidth({ part }, measure) {
   return part ? BYTES_FONT_SCALE * measure(part[1]) + TOKEN_PADDING_PX : 0;
 }
 
-/** Joins the tokens of each word into one item. */
-function groupByWord(tokens, words) {
-  const items = [];
-  tokens.forEach((text, n) => {
-    const previous = items.at(-1);
-    if (previous && words[n] === words[n - 1]) {
-      previous.text += text;
-      previous.last = n;
-    } else items.push({ text, first: n, last: n });
-  });
-  return items;
-}
-
-/** A function that returns the width of a text in an element's font; widths are cached. */
+/**
+ * A function that returns the width of a text in an element's font; widths are cached.
+ * @param {HTMLElement} node
+ */
 function textMeasurer(node) {
-  const context = document.createElement("canvas").getContext("2d");
+  const context = context2d(document.createElement("canvas"));
   const style = getComputedStyle(node);
   context.font = `${style.fontSize} ${style.fontFamily}`;
+  /** @type {Map<string, number>} */
   const widths = new Map();
-  return (text) => {
-    if (!widths.has(text)) widths.set(text, context.measureText(text).width);
-    return widths.get(text);
+  /** @param {string} text */
+  const measure = (text) => {
+    const width = widths.get(text) ?? context.measureText(text).width;
+    widths.set(text, width);
+    return width;
   };
+  return measure;
 }

@@ -2,11 +2,16 @@
 
 import { element } from "../lib/element.js";
 import { formatCount } from "../lib/format.js";
-import { selectLayer, selectSession, selectTokens } from "../state/selectors.js";
+import { findTokens } from "./token-matches.js";
+
+/** @import { Context } from "../lib/types.js" */
 
 const NO_MATCH = "no match";
 
-/** @param {(query: number, key: number) => void} onMatch */
+/**
+ * @param {Context} context
+ * @param {(query: number, key: number) => void} onMatch
+ */
 export function tokenSearch(context, onMatch) {
   const input = element("input", {
     type: "search",
@@ -16,6 +21,7 @@ export function tokenSearch(context, onMatch) {
   });
   const status = element("span", { class: "status-text" });
   let current = { text: "", index: -1 };
+  /** @param {number} by */
   const step = (by) => {
     const matches = findTokens(context.store.get(), input.value);
     if (input.value !== current.text) current = { text: input.value, index: by > 0 ? -1 : 0 };
@@ -38,32 +44,4 @@ export function tokenSearch(context, onMatch) {
     status.textContent = input.value ? result : "";
   });
   return element("span", { class: "token-search" }, input, status);
-}
-
-/** The cells [query, key] of the tokens in which the occurrences of a text begin. */
-function findTokens(state, text) {
-  const session = selectSession(state);
-  if (!session || !text.trim()) return [];
-  const layer = selectLayer(state);
-  const { rows, columns, isCrossAttention } = selectTokens(session, layer);
-  const tokens = matchingTokens(isCrossAttention ? columns : rows, text.trim().toLowerCase());
-  const key = (n) => Math.max(0, Math.min(columns.length - 1, isCrossAttention ? n : n + layer.query_offset));
-  return tokens.map((n) => [isCrossAttention ? Math.min(n, rows.length - 1) : n, key(n)]);
-}
-
-/** The indices of the tokens in which the occurrences of a text begin; an occurrence may span several tokens. */
-function matchingTokens(tokens, text) {
-  const starts = [];
-  let joined = "";
-  for (const token of tokens) {
-    starts.push(joined.length);
-    joined += token.toLowerCase();
-  }
-  const indices = [];
-  let n = 0;
-  for (let start = joined.indexOf(text); start >= 0; start = joined.indexOf(text, start + 1)) {
-    while (n + 1 < starts.length && starts[n + 1] <= start) n += 1;
-    if (indices.at(-1) !== n) indices.push(n);
-  }
-  return indices;
 }

@@ -1,17 +1,22 @@
 // Bar lists of the largest weights: the keys that tokens attend to, and the queries that attend to them.
 
 import { element, replaceContent } from "../lib/element.js";
-import { tokenLabel, formatNumber, formatPercent, quoteToken, truncate } from "../lib/format.js";
+import { formatNumber, formatPercent, quoteToken, tokenLabel, truncate } from "../lib/format.js";
+import { largestWeights } from "./largest-weights.js";
 
-const MAX_LISTED_TOKENS = 9;
-const MIN_RELATIVE_WEIGHT = 1e-4; // smaller fractions of the largest weight are not listed
+/** @import { LayerTokens } from "../lib/types.js" */
+
 const MAX_TITLE_CHARACTERS = 60;
+
+/**
+ * The weights of tokens as queries (row) and as keys (column).
+ * @typedef {{row: Float32Array | null, column: Float32Array | null, queries: number[], keys: number[]}} TokenWeights
+ */
 
 /**
  * Shows the two lists of the selected tokens, or a hint if there are none.
  * @param {HTMLElement} node
- * @param {{weights: {row: Float32Array|null, column: Float32Array|null, queries: number[], keys: number[]}|null,
- *          tokens: Object, showWords: boolean, isCrossAttention: boolean}} options
+ * @param {{weights: TokenWeights | null, tokens: LayerTokens, showWords: boolean, isCrossAttention: boolean}} options
  * @returns {string} a sentence for screen readers
  */
 export function drawTopTokens(node, { weights, tokens, showWords, isCrossAttention }) {
@@ -32,6 +37,11 @@ export function drawTopTokens(node, { weights, tokens, showWords, isCrossAttenti
   }
   const { row, column, queries, keys } = weights;
   const count = Math.max(queries.length, keys.length);
+  /**
+   * @param {number[]} indices
+   * @param {string[]} texts
+   * @param {string[]} labels
+   */
   const joinTokens = (indices, texts, labels) =>
     indices
       .map((n) => (count > 1 ? texts[n] : labels[n]))
@@ -40,6 +50,10 @@ export function drawTopTokens(node, { weights, tokens, showWords, isCrossAttenti
   const selection = queries.length
     ? joinTokens(queries, tokens.rows, tokens.rowLabels)
     : joinTokens(keys, tokens.columns, tokens.columnLabels);
+  /**
+   * @param {Float32Array} values
+   * @param {'row' | 'column'} side
+   */
   const topItems = (values, side) =>
     showWords
       ? largestWeights(values, tokens[`${side}s`], tokens[`${side}Words`])
@@ -58,12 +72,7 @@ export function drawTopTokens(node, { weights, tokens, showWords, isCrossAttenti
     ),
     row ? barList("attends to", "key-color", topKeys, count > 1 ? "mean of the rows" : "weights of the row") : null,
     column
-      ? barList(
-          "attended to by",
-          "query-color",
-          topQueries,
-          count > 1 ? "sum of the columns" : "weights of the column",
-        )
+      ? barList("attended to by", "query-color", topQueries, count > 1 ? "sum of the columns" : "weights of the column")
       : null,
     count > 1 && row && column && !isCrossAttention ? massWithinSpan(row, keys) : null,
   );
@@ -73,7 +82,11 @@ export function drawTopTokens(node, { weights, tokens, showWords, isCrossAttenti
     : "";
 }
 
-/** The mean weight that the queries of a span have on the keys of the span. */
+/**
+ * The mean weight that the queries of a span have on the keys of the span.
+ * @param {Float32Array} row
+ * @param {number[]} keys
+ */
 function massWithinSpan(row, keys) {
   const sum = keys.reduce((total, key) => total + row[key], 0);
   return element(
@@ -84,31 +97,20 @@ function massWithinSpan(row, keys) {
   );
 }
 
-/** The items with the largest weights, in descending order; tokens of one word are summed if `words` has word ids. */
-function largestWeights(values, tokens, words) {
-  const items = [];
-  values.forEach((value, n) => {
-    const previous = items.at(-1);
-    if (words && previous && words[n] === words[previous.last]) {
-      previous.value += value;
-      previous.text += tokens[n];
-      previous.last = n;
-    } else items.push({ value, text: tokens[n] ?? "", first: n, last: n });
-  });
-  const sorted = items
-    .filter((item) => item.value > 0)
-    .sort((a, b) => b.value - a.value)
-    .slice(0, MAX_LISTED_TOKENS);
-  return sorted.filter((item, n) => n < 3 || item.value >= MIN_RELATIVE_WEIGHT * sorted[0].value);
-}
-
-/** A bar list of the keys with the largest weights of a row. */
+/**
+ * A bar list of the keys with the largest weights of a row.
+ * @param {Float32Array} values
+ * @param {string[]} tokens
+ */
 export function topKeysList(values, tokens, words = null) {
   return barList("attends to", "key-color", largestWeights(values, tokens, words), "weights of the row");
 }
 
 /**
  * A list with bars. A full bar is a weight of 1 in every list, so that lists can be compared.
+ * @param {string} title
+ * @param {string} color
+ * @param {string} hint
  * @param {Array<{value: number, text: string, first: number|null}>} items in descending order; `first` is a token index
  */
 export function barList(title, color, items, hint) {
@@ -134,6 +136,7 @@ export function barList(title, color, items, hint) {
   );
 }
 
+/** @param {string} text */
 function titleLabel(text) {
   return text.length > MAX_TITLE_CHARACTERS ? truncate(text, MAX_TITLE_CHARACTERS) : tokenLabel(text);
 }

@@ -1,42 +1,43 @@
 // A map of attention weights on a canvas: the visible tiles, token labels and a crosshair.
 
-import { drawTokenAxes, axisMargins } from "./map-axes.js";
 import { ColorMapping } from "../../lib/color/color-mapping.js";
-import { drawCrosshair, drawViewportFrame, drawGrid, drawNumbers } from "./map-overlays.js";
-import { paintTile } from "./tile-painter.js";
+import { context2d } from "../../lib/element.js";
+import { axisMargins, drawTokenAxes } from "./map-axes.js";
+import { drawCrosshair, drawGrid, drawNumbers, drawViewportFrame } from "./map-overlays.js";
+import { fromCenterOutward, locateCell, partOfCoarserTile, visibleTiles } from "./tile-grid.js";
+import { drawTilePart } from "./tile-painter.js";
 import { Viewport } from "./viewport.js";
+
+/**
+ * @import { Cell, ColorOptions, MapData, TilePosition } from "../../lib/types.js"
+ * @import { TileCache } from "../../transport/tile-cache.js"
+ */
 
 const MIN_NUMBER_CELL_PX = 23; // smaller cells show no numbers
 const MIN_GRID_CELL_PX = 9; // smaller cells have no grid lines
 
 /**
- * @typedef {Object} MapData
- * @property {string} name equal for equal weights
- * @property {(level: number, row: number, column: number) => {key: string, name: string, params: Object}} tileRequest
- * @property {number} numQueries
- * @property {number} numKeys
- * @property {number} numLevels
- * @property {number} tileSize cells per side of a tile
- * @property {string[]} rowTokens
- * @property {string[]} columnTokens
- * @property {boolean} [signed] whether the values are differences
- * @property {number} [finestLevel] the finest available level, in an exported file
- * @property {number|null} [sampledRows] sampled rows per cell, if the map is a thumbnail of a long text
+ * @typedef {{left: number, right: number, top: number, bottom: number}} Region
+ * @typedef {{hoveredCell: Cell | null, selectedCell: Cell | null, frame: Region | null}} MapMarks
  */
+
 export class HeadMap {
   /**
    * @param {HTMLCanvasElement} canvas
-   * @param {import("../../transport/tile-cache.js").TileCache} tiles
-   * @param {{axes?: boolean, changed?: () => void, failed?: (error: Error) => void}} options
+   * @param {TileCache} tiles
+   * @param {{axes?: boolean, changed?: () => void, failed?: (error: unknown) => void}} options
    */
   constructor(canvas, tiles, options = {}) {
     this.canvas = canvas;
     this.tiles = tiles;
     this.options = { axes: true, changed: () => {}, failed: () => {}, ...options };
     this.view = new Viewport();
+    /** @type {MapData | null} */
     this.data = null;
     this.colorMapping = new ColorMapping();
+    /** @type {MapMarks} */
     this.marks = { hoveredCell: null, selectedCell: null, frame: null };
+    this.ratio = 1; // device pixels per pixel
     this.left = 0;
     this.top = 0;
     this.frameRequest = 0;
@@ -55,15 +56,25 @@ export class HeadMap {
     this.draw();
   }
 
-  /** Sets pooling, scale, palette and theme. */
+  /**
+   * Sets pooling, scale, palette and theme.
+   * @param {Partial<ColorOptions>} options
+   */
   setColorOptions(options) {
     this.colorMapping.options = { ...this.colorMapping.options, ...options };
     this.draw();
   }
 
+  /** @param {Partial<MapMarks>} marks */
   setMarks(marks) {
     this.marks = { ...this.marks, ...marks };
     this.draw();
+  }
+
+  /** The map data; they are required to draw. */
+  get mapData() {
+    if (!this.data) throw new Error("setData must be called before the map is drawn.");
+    return this.data;
   }
 
   dispose() {
@@ -90,7 +101,7 @@ export class HeadMap {
 
   /** The level of the visible tiles: cells of level n pool 2ⁿ × 2ⁿ weights. */
   get level() {
-    return Math.max(this.view.level(this.ratio ?? 1), this.data?.finestLevel ?? 0);
+    return Math.max(this.view.level(this.ratio), this.data?.finestLevel ?? 0);
   }
 
   /** Draws in the next animation frame; several calls draw once. */
@@ -101,8 +112,9 @@ export class HeadMap {
 
   drawNow() {
     if (!this.data || !this.canvas.clientWidth) return;
-    const context = this.canvas.getContext("2d");
+    const context = context2d(this.canvas);
     const style = getComputedStyle(this.canvas);
+    /** @param {string} name */
     const color = (name) => style.getPropertyValue(`--${name}`);
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.clearRect(0, 0, this.canvas.clientWidth, this.canvas.clientHeight);
@@ -114,7 +126,7 @@ export class HeadMap {
     this.drawOverlays(context, color);
     context.restore();
     if (this.options.axes) {
-      const marks = [this.marks.selectedCell, this.marks.hoveredCell].filter(Boolean);
+      const marks = [this.marks.selectedCell, this.marks.hoveredCell].filter((cell) => cell !== null);
       drawTokenAxes(context, this.view, this.data, {
         left: this.left,
         top: this.top,
@@ -129,6 +141,10 @@ export class HeadMap {
     this.options.changed();
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {(name: string) => string} color
+   */
   drawTiles(context, color) {
     const { view } = this;
     context.fillStyle = color("surface");
@@ -144,10 +160,18 @@ export class HeadMap {
     for (const position of visible) this.drawTile(context, position);
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {(name: string) => string} color
+   */
   drawOverlays(context, color) {
     const { view } = this;
     if (view.pixelsPerToken >= MIN_GRID_CELL_PX) drawGrid(context, this, color("grid"));
     if (view.pixelsPerToken >= MIN_NUMBER_CELL_PX) {
+      /**
+       * @param {number} query
+       * @param {number} key
+       */
       const exactValueAt = (query, key) => {
         const cell = this.valueAt(query, key);
         return cell?.exact ? cell.value : null;
@@ -162,124 +186,106 @@ export class HeadMap {
     if (frame) drawViewportFrame(context, this, frame, colors.key);
   }
 
-  /** The positions of the visible tiles of a level. */
+  /**
+   * The positions of the visible tiles of a level.
+   * @param {number} level
+   */
   visibleTiles(level) {
-    const tileSize = this.data.tileSize * 2 ** level;
-    const tiles = [];
-    const [top, bottom] = this.view.rows;
-    const [left, right] = this.view.columns;
-    for (let row = Math.floor(top / tileSize); row * tileSize < bottom; row += 1)
-      for (let column = Math.floor(left / tileSize); column * tileSize < right; column += 1)
-        tiles.push({ level, row, column });
-    return tiles;
+    return visibleTiles(this.view, this.mapData.tileSize, level);
   }
 
-  /** Requests missing tiles: the coarsest level first, then the visible tiles from the center outward. */
+  /**
+   * Requests missing tiles: the coarsest level first, then the visible tiles from the center outward.
+   * @param {TilePosition[]} visible
+   */
   requestTiles(visible) {
-    const coarsest = this.visibleTiles(this.data.numLevels - 1);
-    const fromCenter = visible.slice().sort((a, b) => this.distanceFromCenter(a) - this.distanceFromCenter(b));
-    const requests = [...coarsest, ...fromCenter].map((p) => this.data.tileRequest(p.level, p.row, p.column));
+    const coarsest = this.visibleTiles(this.mapData.numLevels - 1);
+    const fromCenter = fromCenterOutward(this.view, this.mapData.tileSize, visible);
+    const requests = [...coarsest, ...fromCenter].map((p) => this.mapData.tileRequest(p.level, p.row, p.column));
     this.tiles.setViewerTiles(this, requests, (error) => {
       if (error) this.options.failed(error);
       this.draw();
     });
   }
 
-  distanceFromCenter({ level, row, column }) {
-    const tileSize = this.data.tileSize * 2 ** level;
-    const { view } = this;
-    return Math.hypot(
-      (row + 0.5) * tileSize - view.top - view.height / view.pixelsPerToken / 2,
-      (column + 0.5) * tileSize - view.left - view.width / view.pixelsPerToken / 2,
-    );
-  }
-
+  /** @param {TilePosition} position */
   cachedTile({ level, row, column }) {
-    return this.tiles.get(this.data.tileRequest(level, row, column).key);
+    return this.tiles.get(this.mapData.tileRequest(level, row, column).key);
   }
 
-  /** Includes a cached tile in the maxima of the color mapping. */
+  /**
+   * Includes a cached tile in the maxima of the color mapping.
+   * @param {TilePosition} position
+   */
   trackTileMaximum(position) {
     const tile = this.cachedTile(position);
     if (tile) this.colorMapping.trackMaximum(position.level, tile);
   }
 
-  /** The color mapping of a level. */
+  /**
+   * The color mapping of a level.
+   * @param {number} level
+   */
   levelColors(level) {
-    const inView = this.visibleTiles(level).map((position) => ({
-      name: `${position.row}.${position.column}`,
-      tile: this.cachedTile(position),
-    }));
-    return this.colorMapping.forLevel(
-      this.data,
-      level,
-      inView.filter(({ tile }) => tile),
-    );
+    const inView = this.visibleTiles(level).flatMap((position) => {
+      const tile = this.cachedTile(position);
+      return tile ? [{ name: `${position.row}.${position.column}`, tile }] : [];
+    });
+    return this.colorMapping.forLevel(this.mapData, level, inView);
   }
 
-  /** Draws a tile; if it is not cached, draws its part of the finest cached coarser tile. */
+  /**
+   * Draws a tile; if it is not cached, draws its part of the finest cached coarser tile.
+   * @param {CanvasRenderingContext2D} context
+   * @param {TilePosition} position
+   */
   drawTile(context, position) {
-    for (
-      let { level, row, column } = position, up = 0;
-      level < this.data.numLevels;
-      level += 1, up += 1, row >>= 1, column >>= 1
-    ) {
-      const tile = this.cachedTile({ level, row, column });
+    const { tileSize, numLevels } = this.mapData;
+    for (let up = 0; position.level + up < numLevels; up += 1) {
+      const part = partOfCoarserTile(position, up, tileSize);
+      const tile = this.cachedTile(part.position);
       if (!tile) continue;
-      if (up) this.trackTileMaximum({ level, row, column });
-      const { tileSize } = this.data;
-      const part = tileSize / 2 ** up;
-      const x = (position.column - (column << up)) * part;
-      const y = (position.row - (row << up)) * part;
-      const width = Math.min(part, tile.columns - x);
-      const height = Math.min(part, tile.rows - y);
+      if (up) this.trackTileMaximum(part.position);
+      const { x, y } = part;
+      const [width, height] = [Math.min(part.side, tile.columns - x), Math.min(part.side, tile.rows - y)];
+      const { level, row, column } = part.position;
       if (width > 0 && height > 0)
-        this.drawPart(
+        drawTilePart(
           context,
+          this,
           tile,
           level,
-          [x, y, width, height],
-          [column * tileSize + x, row * tileSize + y],
+          { x, y, width, height },
+          { row: row * tileSize + y, column: column * tileSize + x },
         );
       return;
     }
   }
 
-  drawPart(context, tile, level, [x, y, width, height], [column, row]) {
-    const { view } = this;
-    const tokensPerCell = 2 ** level;
-    const edge = (n, first, offset) =>
-      Math.round((offset + (n * tokensPerCell - first) * view.pixelsPerToken) * this.ratio) / this.ratio;
-    const [left, right] = [edge(column, view.left, this.left), edge(column + width, view.left, this.left)];
-    const [top, bottom] = [edge(row, view.top, this.top), edge(row + height, view.top, this.top)];
-    context.imageSmoothingEnabled = false;
-    context.drawImage(
-      paintTile(tile, this.colorMapping.options.pooling, this.levelColors(level)),
-      x,
-      y,
-      width,
-      height,
-      left,
-      top,
-      right - left,
-      bottom - top,
-    );
-  }
-
-  /** The value drawn at a cell and its level; null if no tile is cached. The value is exact at level 0. */
+  /**
+   * The value drawn at a cell and its level; null if no tile is cached. The value is exact at level 0.
+   * @param {number} query
+   * @param {number} key
+   */
   valueAt(query, key) {
-    for (let level = this.level; level < (this.data?.numLevels ?? 0); level += 1) {
-      const [i, j] = [query >> level, key >> level];
-      const tile = this.cachedTile({ level, row: i >> 8, column: j >> 8 });
+    if (!this.data) return null;
+    const { numLevels, tileSize } = this.data;
+    for (let level = this.level; level < numLevels; level += 1) {
+      const { position, i, j } = locateCell(query, key, tileSize, level);
+      const tile = this.cachedTile(position);
       if (tile) {
         const values = tile[this.colorMapping.options.pooling];
-        return { value: values[(i & 255) * tile.columns + (j & 255)], level, exact: level === 0 };
+        return { value: values[i * tile.columns + j], level, exact: level === 0 };
       }
     }
     return null;
   }
 
-  /** The cell under a point of the canvas. */
+  /**
+   * The cell under a point of the canvas.
+   * @param {number} x
+   * @param {number} y
+   */
   cellAt(x, y) {
     return this.data ? this.view.cell(x - this.left, y - this.top) : null;
   }

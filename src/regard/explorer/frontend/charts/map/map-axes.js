@@ -1,6 +1,12 @@
 // The token labels of a map; indices where tokens do not fit.
 
+import { context2d } from "../../lib/element.js";
 import { tokenLabel, truncate } from "../../lib/format.js";
+
+/**
+ * @import { Cell, MapData, Range } from "../../lib/types.js"
+ * @import { Viewport } from "./viewport.js"
+ */
 
 const MIN_LABEL_HEIGHT_PX = 11; // smaller rows have no legible token
 const MAX_LABEL_CHARACTERS = 16;
@@ -8,10 +14,16 @@ const MAX_MEASURED_TOKENS = 400;
 export const LABEL_ANGLE_DEGREES = -53; // of the labels of columns
 const FONT_SIZE_PX = 12;
 
-/** The margins for the labels in pixels: [left, top, right]. */
+/**
+ * The margins for the labels in pixels: [left, top, right].
+ * @param {HTMLCanvasElement} canvas
+ * @param {MapData} mapData
+ * @param {boolean} isNarrow
+ */
 export function axisMargins(canvas, mapData, isNarrow) {
-  const context = canvas.getContext("2d");
+  const context = context2d(canvas);
   context.font = font(canvas);
+  /** @param {string[]} tokens */
   const maxWidth = (tokens) => {
     const labels = tokens.slice(0, MAX_MEASURED_TOKENS).map(shortLabel);
     return Math.max(0, ...labels.map((label) => context.measureText(label).width));
@@ -25,9 +37,9 @@ export function axisMargins(canvas, mapData, isNarrow) {
 /**
  * Draws the labels of rows and columns; those of marked cells are bold.
  * @param {CanvasRenderingContext2D} context
- * @param {import("./viewport.js").Viewport} view
- * @param {{rowTokens: string[], columnTokens: string[]}} mapData
- * @param {{left: number, top: number, muted: string, query: string, key: string, marks: Array}} options
+ * @param {Viewport} view
+ * @param {MapData} mapData
+ * @param {{left: number, top: number, muted: string, query: string, key: string, marks: Cell[]}} options
  */
 export function drawTokenAxes(context, view, mapData, options) {
   const { left, top } = options;
@@ -65,7 +77,13 @@ export function drawTokenAxes(context, view, mapData, options) {
   });
 }
 
-/** Calls `draw` for every index if there is room, else for round ones; and for marked ones, which replace neighbors. */
+/**
+ * Calls `draw` for every index if there is room, else for round ones; and for marked ones, which replace neighbors.
+ * @param {Range} range
+ * @param {number} pixelsPerToken
+ * @param {number[]} marked
+ * @param {(n: number, isMarked: boolean) => void} draw
+ */
 function forEachLabel([first, last], pixelsPerToken, marked, draw) {
   const step = pixelsPerToken >= MIN_LABEL_HEIGHT_PX ? 1 : roundUp((4.5 * MIN_LABEL_HEIGHT_PX) / pixelsPerToken);
   const visibleMarks = marked.filter((n) => n >= first && n < last);
@@ -76,20 +94,40 @@ function forEachLabel([first, last], pixelsPerToken, marked, draw) {
   for (const n of new Set(visibleMarks)) draw(n, true);
 }
 
-/** The next number of the form 1, 2 or 5 times a power of ten. */
+/**
+ * The next number of the form 1, 2 or 5 times a power of ten.
+ * @param {number} x
+ */
 function roundUp(x) {
   const power = 10 ** Math.floor(Math.log10(x));
-  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= x);
+  return [1, 2, 5].map((n) => n * power).find((n) => n >= x) ?? 10 * power;
 }
 
+/**
+ * @param {string[]} tokens
+ * @param {number} n
+ * @param {number} pixelsPerToken
+ * @param {boolean} isMarked
+ */
 function axisLabel(tokens, n, pixelsPerToken, isMarked) {
   return pixelsPerToken >= MIN_LABEL_HEIGHT_PX || isMarked ? shortLabel(tokens[n] ?? "") : String(n);
 }
 
+/** @param {string} token */
 function shortLabel(token) {
   return truncate(tokenLabel(token), MAX_LABEL_CHARACTERS);
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} text
+ * @param {number} x
+ * @param {number} y
+ * @param {CanvasTextAlign} align
+ * @param {number} angle
+ * @param {string} color
+ * @param {boolean} isBold
+ */
 function drawText(context, text, x, y, align, angle, color, isBold) {
   context.save();
   context.translate(x, y);
@@ -101,6 +139,7 @@ function drawText(context, text, x, y, align, angle, color, isBold) {
   context.restore();
 }
 
+/** @param {HTMLCanvasElement} canvas */
 function font(canvas) {
   return `${FONT_SIZE_PX}px ${getComputedStyle(canvas).fontFamily}`;
 }

@@ -2,14 +2,28 @@
 
 import { addMapGestures } from "./pointer-gestures.js";
 
-/** Lets the user hover, select, zoom and pan the map. */
+/**
+ * @import { Cell, Context } from "../../lib/types.js"
+ * @import { HeadMap } from "./head-map.js"
+ */
+
+/**
+ * Lets the user hover, select, zoom and pan the map.
+ * @param {Context} context
+ * @param {{ map: HeadMap, canvas: HTMLCanvasElement }} parts
+ */
 export function attachMapInput(context, parts) {
   const { store } = context;
   const { map, canvas } = parts;
+  /** @returns {Cell | null} */
   const currentCell = () => {
     const { hoveredCell, query, key } = store.get();
     return hoveredCell ?? (query === null || key === null ? null : { query, key });
   };
+  /**
+   * @param {number} x
+   * @param {number} y
+   */
   const pick = (x, y) => {
     const cell = map.cellAt(x, y);
     if (cell) store.set({ ...cell, pinnedTokens: [cell.query] });
@@ -31,13 +45,18 @@ export function attachMapInput(context, parts) {
     point: (x, y) => store.set({ hoveredCell: reuseIfEqual(store.get().hoveredCell, map.cellAt(x, y)) }),
     pick,
     open: (x, y) => {
-      if (x !== undefined) pick(x, y);
-      else if (currentCell()) store.set(currentCell());
+      const cell = currentCell();
+      if (x !== undefined && y !== undefined) pick(x, y);
+      else if (cell) store.set(cell);
       if (store.get().query !== null) store.set({ view: "arithmetic", hoveredCell: null });
     },
     step: (down, right) => {
       const start = currentCell() ?? { query: map.view.rows[0], key: map.view.columns[0] };
       const tokensPerCell = 2 ** map.level;
+      /**
+       * @param {number} n
+       * @param {number} length
+       */
       const clamp = (n, length) => Math.max(0, Math.min(length - 1, n));
       const cell = {
         query: clamp(start.query + down * tokensPerCell, map.view.queries),
@@ -49,12 +68,19 @@ export function attachMapInput(context, parts) {
   });
 }
 
-/** The previous object if both cells are equal, so that the store does not change. */
+/**
+ * The previous object if both cells are equal, so that the store does not change.
+ * @param {Cell | null} previous
+ * @param {Cell | null} cell
+ */
 function reuseIfEqual(previous, cell) {
   return previous && cell && previous.query === cell.query && previous.key === cell.key ? previous : cell;
 }
 
-/** Lets the user move the map by its minimap. */
+/**
+ * Lets the user move the map by its minimap.
+ * @param {{ minimapCanvas: HTMLCanvasElement, minimap: HeadMap, map: HeadMap }} parts
+ */
 export function attachMinimapInput({ minimapCanvas, minimap, map }) {
   addMapGestures(minimapCanvas, {
     pick: (x, y) => {
@@ -72,9 +98,5 @@ export function attachMinimapInput({ minimapCanvas, minimap, map }) {
       map.view.zoom(factor, map.view.width / 2, map.view.height / 2);
       map.draw();
     },
-    point: () => {},
-    open: () => {},
-    step: () => {},
-    fit: () => {},
   });
 }

@@ -5,13 +5,27 @@ import { rampGradient } from "../../lib/color/palettes.js";
 import { element, replaceContent, select } from "../../lib/element.js";
 import { formatNumber } from "../../lib/format.js";
 
-/** A note on sampled rows of a long text, and on the finest level of an exported file. */
-function offlineLevelNote({ data }) {
-  const sampling = data.sampledRows ? `, from ${data.sampledRows} sampled rows` : "";
-  return data.finestLevel ? `${sampling}; this file contains no finer level` : sampling;
+/**
+ * @import { Context, MapData, ScaleName } from "../../lib/types.js"
+ * @import { HeadMap } from "./head-map.js"
+ */
+
+/**
+ * A note on sampled rows of a long text, and on the finest level of an exported file.
+ * @param {MapData} mapData
+ */
+function offlineLevelNote({ sampledRows, finestLevel }) {
+  const sampling = sampledRows ? `, from ${sampledRows} sampled rows` : "";
+  return finestLevel ? `${sampling}; this file contains no finer level` : sampling;
 }
 
-/** Shows the legend: the color ramp, the values of its ends, the level and the palette. */
+/**
+ * Shows the legend: the color ramp, the values of its ends, the level and the palette.
+ * @param {HTMLElement} node
+ * @param {HeadMap} map
+ * @param {ScaleName} scale
+ * @param {Context} context
+ */
 export function drawMapLegend(node, map, scale, { store }) {
   const mapping = map.levelColors(map.level);
   if (node.dataset.name === mapping.name) return;
@@ -25,7 +39,7 @@ export function drawMapLegend(node, map, scale, { store }) {
   }[scale];
   const size = 2 ** map.level;
   const level = map.level
-    ? `${map.colorMapping.options.pooling} of ${size} × ${size} weights per cell${offlineLevelNote(map)}`
+    ? `${map.colorMapping.options.pooling} of ${size} × ${size} weights per cell${offlineLevelNote(map.mapData)}`
     : "exact weights";
   const palettes = select(
     "Palette",
@@ -34,7 +48,7 @@ export function drawMapLegend(node, map, scale, { store }) {
       ["purple-green", "Purple to green"],
     ],
     store.get().palette,
-    (palette) => store.set({ palette }),
+    (palette) => store.set({ palette: palette === "ink" ? "ink" : "purple-green" }),
     { class: "quiet-button" },
   );
   replaceContent(

@@ -3,11 +3,23 @@
 import { contrastingTextColor } from "../../lib/color/palettes.js";
 import { formatCellWeight } from "../../lib/format.js";
 
-/** Draws lines between the visible cells. */
+/**
+ * @import { Cell, LevelColors } from "../../lib/types.js"
+ * @import { HeadMap } from "./head-map.js"
+ */
+
+/**
+ * Draws lines between the visible cells.
+ * @param {CanvasRenderingContext2D} context
+ * @param {HeadMap} map
+ * @param {string} color
+ */
 export function drawGrid(context, { left, top, view }, color) {
   const [first, last] = view.columns;
   const [upper, lower] = view.rows;
+  /** @param {number} n */
   const x = (n) => Math.round(left + (n - view.left) * view.pixelsPerToken) + 0.5;
+  /** @param {number} n */
   const y = (n) => Math.round(top + (n - view.top) * view.pixelsPerToken) + 0.5;
   context.strokeStyle = color;
   context.lineWidth = 1;
@@ -25,6 +37,10 @@ export function drawGrid(context, { left, top, view }, color) {
 
 /**
  * Draws the weights into their cells.
+ * @param {CanvasRenderingContext2D} context
+ * @param {HeadMap} map
+ * @param {LevelColors} colors
+ * @param {string} font
  * @param {(query: number, key: number) => number|null} valueAt returns null for pooled cells
  */
 export function drawNumbers(context, { left, top, view }, { ramp, toFraction }, font, valueAt) {
@@ -45,7 +61,15 @@ export function drawNumbers(context, { left, top, view }, { ramp, toFraction }, 
   }
 }
 
-/** Highlights the row of a query and the column of a key. @param {number} cellSize in pixels */
+/**
+ * Highlights the row of a query and the column of a key.
+ * @param {CanvasRenderingContext2D} context
+ * @param {HeadMap} map
+ * @param {Cell} cell
+ * @param {number} cellSize in pixels
+ * @param {{query: string, key: string, ink: string}} colors
+ * @param {number} opacity
+ */
 export function drawCrosshair(context, { left, top, view }, { query, key }, cellSize, colors, opacity) {
   const x = left + (key - view.left) * view.pixelsPerToken;
   const y = top + (query - view.top) * view.pixelsPerToken;
@@ -62,7 +86,13 @@ export function drawCrosshair(context, { left, top, view }, { query, key }, cell
   context.globalAlpha = 1;
 }
 
-/** Draws a frame around a region of the map, with a minimum size so that it stays visible. */
+/**
+ * Draws a frame around a region of the map, with a minimum size so that it stays visible.
+ * @param {CanvasRenderingContext2D} context
+ * @param {HeadMap} map
+ * @param {{ left: number, right: number, top: number, bottom: number }} region
+ * @param {string} color
+ */
 export function drawViewportFrame(context, { view }, region, color) {
   const width = (region.right - region.left) * view.pixelsPerToken;
   const height = (region.bottom - region.top) * view.pixelsPerToken;

@@ -1,5 +1,7 @@
 // The viewport of a map: the visible part of the matrix and its zoom. Pure arithmetic, without drawing.
 
+/** @import { Range } from "../../lib/types.js" */
+
 const MAX_TOKEN_PX = 96; // at the largest zoom
 const MAX_FITTED_TOKEN_PX = 64; // when the whole map is visible
 
@@ -43,7 +45,12 @@ export class Viewport {
     return this;
   }
 
-  /** Zooms by a factor around the point (x, y). */
+  /**
+   * Zooms by a factor around the point (x, y).
+   * @param {number} factor
+   * @param {number} x
+   * @param {number} y
+   */
   zoom(factor, x, y) {
     const key = this.left + x / this.pixelsPerToken;
     const query = this.top + y / this.pixelsPerToken;
@@ -54,13 +61,21 @@ export class Viewport {
     return this.clamp();
   }
 
+  /**
+   * @param {number} x
+   * @param {number} y
+   */
   pan(x, y) {
     this.left -= x / this.pixelsPerToken;
     this.top -= y / this.pixelsPerToken;
     return this.clamp();
   }
 
-  /** Centers a cell, with another zoom if `pixelsPerToken` is given. */
+  /**
+   * Centers a cell, with another zoom if `pixelsPerToken` is given.
+   * @param {number} query
+   * @param {number} key
+   */
   centerOn(query, key, pixelsPerToken = this.pixelsPerToken) {
     this.pixelsPerToken = pixelsPerToken;
     this.clamp();
@@ -69,7 +84,11 @@ export class Viewport {
     return this.clamp();
   }
 
-  /** Scrolls a cell into view by the smallest distance. */
+  /**
+   * Scrolls a cell into view by the smallest distance.
+   * @param {number} query
+   * @param {number} key
+   */
   reveal(query, key) {
     const [numKeys, numQueries] = [this.width / this.pixelsPerToken, this.height / this.pixelsPerToken];
     this.left = Math.min(Math.max(this.left, key + 1 - numKeys), key);
@@ -77,7 +96,11 @@ export class Viewport {
     return this.clamp();
   }
 
-  /** The cell at the point (x, y); null outside the map. */
+  /**
+   * The cell at the point (x, y); null outside the map.
+   * @param {number} x
+   * @param {number} y
+   */
   cell(x, y) {
     const key = Math.floor(this.left + x / this.pixelsPerToken);
     const query = Math.floor(this.top + y / this.pixelsPerToken);
@@ -85,18 +108,27 @@ export class Viewport {
     return inside && key >= 0 && query >= 0 && key < this.keys && query < this.queries ? { query, key } : null;
   }
 
-  /** The finest level whose cells are at least one device pixel. */
+  /**
+   * The finest level whose cells are at least one device pixel.
+   * @param {number} devicePixelRatio
+   */
   level(devicePixelRatio) {
     const level = Math.ceil(Math.log2(1 / (this.pixelsPerToken * devicePixelRatio)) - 1e-9);
     return Math.max(0, Math.min(this.levels - 1, level));
   }
 
-  /** The range of visible queries: [first, one past the last]. */
+  /**
+   * The range of visible queries.
+   * @returns {Range}
+   */
   get rows() {
     return [Math.floor(this.top), Math.min(this.queries, Math.ceil(this.top + this.height / this.pixelsPerToken))];
   }
 
-  /** The range of visible keys: [first, one past the last]. */
+  /**
+   * The range of visible keys.
+   * @returns {Range}
+   */
   get columns() {
     return [Math.floor(this.left), Math.min(this.keys, Math.ceil(this.left + this.width / this.pixelsPerToken))];
   }

@@ -1,5 +1,7 @@
 // Color scales: functions from a weight to a fraction of the palette, linear, logarithmic or by rank.
 
+/** @import { ScaleName } from "../types.js" */
+
 const MIN_RANK_FRACTION = 0.04; // fraction of the palette for the lowest rank
 export const LOG_SCALE_DECADES = 4; // a logarithmic scale shows weights down to 1e-4 of the maximum
 const DROPPED_FLOAT_BITS = 15; // low bits of a float32 that the bins of ranks ignore: bins are at most 0.4% wide
@@ -7,7 +9,7 @@ const DROPPED_FLOAT_BITS = 15; // low bits of a float32 that the bins of ranks i
 /**
  * @param {"linear"|"log"|"rank"} name
  * @param {number} maximum the value of the strongest color
- * @param {Iterable<ArrayLike<number>>} values the values to rank, for "rank" only
+ * @param {Iterable<Iterable<number>>} values the values to rank, for "rank" only
  * @returns {(weight: number) => number}
  */
 export function colorScale(name, maximum, values = []) {
@@ -17,7 +19,12 @@ export function colorScale(name, maximum, values = []) {
   return (w) => w / maximum;
 }
 
-/** A scale for signed differences, in which 0 has the fraction 0.5. Ranks are not supported: "rank" is linear. */
+/**
+ * A scale for signed differences, in which 0 has the fraction 0.5. Ranks are not supported: "rank" is linear.
+ * @param {ScaleName} name
+ * @param {number} maximum
+ * @returns {(weight: number) => number}
+ */
 export function signedScale(name, maximum) {
   const absoluteScale = colorScale(name === "rank" ? "linear" : name, maximum);
   return (w) => 0.5 + 0.5 * Math.sign(w) * absoluteScale(Math.abs(w));
@@ -26,11 +33,14 @@ export function signedScale(name, maximum) {
 /**
  * The fraction of positive values that are smaller: the lowest value has the faintest color, the highest the strongest.
  * Values are counted in bins by the leading bits of their float32, which order positive floats.
+ * @param {Iterable<Iterable<number>>} values
+ * @returns {(weight: number) => number}
  */
 function rankScale(values) {
   const numBelow = new Float64Array(2 ** (32 - DROPPED_FLOAT_BITS - 1) + 1); // by bin
   const float = new Float32Array(1);
   const bits = new Uint32Array(float.buffer);
+  /** @param {number} w */
   const bin = (w) => {
     float[0] = w;
     return bits[0] >>> DROPPED_FLOAT_BITS;
@@ -45,11 +55,15 @@ function rankScale(values) {
   }
   for (let n = 1; n < numBelow.length; n += 1) numBelow[n] += numBelow[n - 1];
   const total = numBelow[bin(highest)] || 1;
+  /** @param {number} w */
   const rank = (w) => Math.min(total, numBelow[bin(w)]) / total;
   return (w) => (w > 0 ? MIN_RANK_FRACTION + (1 - MIN_RANK_FRACTION) * rank(w) : 0);
 }
 
-/** The scale that all heads share: the square root of a weight, from 0 to 1. */
+/**
+ * The scale that all heads share: the square root of a weight, from 0 to 1.
+ * @param {number} weight
+ */
 export function sqrtScale(weight) {
   return Math.sqrt(Math.min(1, Math.max(0, weight)));
 }

@@ -1,8 +1,14 @@
 // Color palettes for weights, computed in the perceptual space OKLab so that equal steps look equal.
 
+/** @import { PaletteName, Ramp, Theme } from "../types.js" */
+
 const RAMP_SIZE = 256;
 
-/** A palette maps a fraction 0 to 1 to lightness, chroma and hue; 0 is close to the background of the theme. */
+/**
+ * A palette maps a fraction 0 to 1 to lightness, chroma and hue; 0 is close to the background of the theme.
+ * @typedef {(fraction: number) => [lightness: number, chroma: number, hue: number]} Palette
+ * @type {Record<PaletteName | "difference", Record<Theme, Palette>>}
+ */
 const PALETTES = {
   ink: {
     light: (t) => [0.985 - 0.665 * t, 0.012 + 0.2 * Math.sin(Math.PI * t ** 0.85) * (1 - 0.35 * t) + 0.06 * t, 262],
@@ -18,6 +24,12 @@ const PALETTES = {
   },
 };
 
+/**
+ * @param {number} t
+ * @param {number} middle
+ * @param {number} end
+ * @returns {[lightness: number, chroma: number, hue: number]}
+ */
 function diverging(t, middle, end) {
   const distance = Math.abs(2 * t - 1);
   return [middle + (end - middle) * distance, 0.19 * distance ** 0.8, t < 0.5 ? 255 : 50];
@@ -25,8 +37,8 @@ function diverging(t, middle, end) {
 
 /**
  * The ramp of a palette: 256 colors as red, green, blue, from the faintest to the strongest.
- * @param {"ink"|"purple-green"|"difference"} name
- * @param {"light"|"dark"} theme
+ * @param {PaletteName | "difference"} name
+ * @param {Theme} theme
  */
 export function colorRamp(name, theme) {
   const ramp = new Uint8ClampedArray(RAMP_SIZE * 3);
@@ -34,26 +46,43 @@ export function colorRamp(name, theme) {
   return ramp;
 }
 
-/** The color of a ramp at a fraction, for CSS. */
+/**
+ * The color of a ramp at a fraction, for CSS.
+ * @param {Ramp} ramp
+ * @param {number} fraction
+ */
 export function rampColor(ramp, fraction) {
   const n = rampOffset(fraction);
   return `rgb(${ramp[n]},${ramp[n + 1]},${ramp[n + 2]})`;
 }
 
-/** The offset in a ramp of the color at a fraction; red, green and blue follow each other. */
+/**
+ * The offset in a ramp of the color at a fraction; red, green and blue follow each other.
+ * @param {number} fraction
+ */
 export function rampOffset(fraction) {
   return 3 * Math.round(Math.min(1, Math.max(0, fraction)) * (RAMP_SIZE - 1));
 }
 
 const GRADIENT_STOPS = 24;
 
-/** A CSS gradient of a ramp, for a legend; `scale` maps 0 to 1 to fractions of the ramp. */
-export function rampGradient(ramp, scale = (t) => t) {
+/** @param {number} t */
+const linear = (t) => t;
+
+/**
+ * A CSS gradient of a ramp, for a legend; `scale` maps 0 to 1 to fractions of the ramp.
+ * @param {Ramp} ramp
+ */
+export function rampGradient(ramp, scale = linear) {
   const stops = Array.from({ length: GRADIENT_STOPS }, (_, n) => rampColor(ramp, scale(n / (GRADIENT_STOPS - 1))));
   return `linear-gradient(to right, ${stops.join(", ")})`;
 }
 
-/** Black or white, whichever is more legible on the color of a ramp at a fraction. */
+/**
+ * Black or white, whichever is more legible on the color of a ramp at a fraction.
+ * @param {Ramp} ramp
+ * @param {number} fraction
+ */
 export function contrastingTextColor(ramp, fraction) {
   const n = rampOffset(fraction);
   const luma = 0.299 * ramp[n] + 0.587 * ramp[n + 1] + 0.114 * ramp[n + 2];
@@ -66,18 +95,31 @@ const CURVE_COLORS = {
   dark: ["#8db4ff", "#ffc457", "#45cfa2", "#eaa3c8", "#7fd0f7", "#ff9460", "#b9b9b9", "#f2f2f2"],
 };
 
-/** The color of the n-th curve of a chart. */
+/**
+ * The color of the n-th curve of a chart.
+ * @param {number} n
+ * @param {Theme} theme
+ */
 export function curveColor(n, theme) {
   return CURVE_COLORS[theme][n % CURVE_COLORS[theme].length];
 }
 
-/** The color of the n-th of several heads. */
+/**
+ * The color of the n-th of several heads.
+ * @param {number} n
+ * @param {Theme} theme
+ */
 export function headColor(n, theme) {
   const [r, g, b] = oklchToRgb(theme === "dark" ? 0.78 : 0.52, 0.14, 262 + n * 137.5);
   return `rgb(${r},${g},${b})`;
 }
 
-/** Converts OKLCH (lightness, chroma, hue in degrees) to red, green and blue, 0 to 255. */
+/**
+ * Converts OKLCH (lightness, chroma, hue in degrees) to red, green and blue, 0 to 255.
+ * @param {number} lightness
+ * @param {number} chroma
+ * @param {number} hue
+ */
 function oklchToRgb(lightness, chroma, hue) {
   const a = chroma * Math.cos((hue * Math.PI) / 180);
   const b = chroma * Math.sin((hue * Math.PI) / 180);
@@ -91,6 +133,7 @@ function oklchToRgb(lightness, chroma, hue) {
   ].map(toSrgbByte);
 }
 
+/** @param {number} x */
 function toSrgbByte(x) {
   const encoded = x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055;
   return Math.round(255 * Math.min(1, Math.max(0, encoded)));

@@ -1,18 +1,37 @@
 // The Arithmetic view: every number of one weight, from the query and the key to the output.
 
-import { codeBox } from "../../widgets/code-box.js";
 import { button, element, replaceContent } from "../../lib/element.js";
-import { tokenLabel, formatNumber, quoteToken } from "../../lib/format.js";
+import { formatNumber, quoteToken, tokenLabel } from "../../lib/format.js";
+import { selectHead, selectTokens } from "../../state/selectors.js";
+import { codeBox } from "../../widgets/code-box.js";
 import { headToolbar } from "../../widgets/head-toolbar.js";
-import { selectLayer, selectSession, selectTokens } from "../../state/selectors.js";
 import { cellSteps } from "./cell-steps.js";
 
+/**
+ * @import { CellSteps, Context, Layer, Listener, Side, State } from "../../lib/types.js"
+ * @import { CellNames } from "./cell-steps.js"
+ */
+
+/**
+ * @typedef {Object} Parts
+ * @property {HTMLElement} body
+ * @property {HTMLElement} pair
+ * @property {string} requestId
+ * @property {CellSteps | null} cell the response
+ * @property {number} blockSize numbers of a vector per line
+ */
+
+/** @param {Context} context */
 export function arithmeticView(context) {
+  /** @type {Parts} */
   const parts = {
     body: element("div", { class: "cell-steps" }),
     pair: element("div", { class: "pair-inputs" }),
     requestId: "",
+    cell: null,
+    blockSize: 0,
   };
+  /** @type {Listener<State>} */
   const onChange = (_, changed) => {
     if (["serverState", "session", "layer", "head", "query", "key"].some((name) => changed.has(name)))
       update(context, parts);
@@ -30,7 +49,11 @@ export function arithmeticView(context) {
   );
 }
 
-/** The default cell: the last query and the key with its largest weight. */
+/**
+ * The default cell: the last query and the key with its largest weight.
+ * @param {Context} context
+ * @param {Layer} layer
+ */
 async function defaultCell(context, layer) {
   const { session, head } = context.store.get();
   const query = layer.num_queries - 1;
@@ -40,10 +63,13 @@ async function defaultCell(context, layer) {
   return { query, key: row.indexOf(row.reduce((maximum, w) => Math.max(maximum, w), 0)) };
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function update(context, parts) {
   const { store } = context;
-  const layer = selectLayer(store.get());
-  if (!layer) return;
+  const { session, layer } = selectHead(store.get());
   try {
     const { query, key, stateVersion, head } = store.get();
     if (query === null || key === null) {
@@ -71,7 +97,7 @@ async function update(context, parts) {
     parts.cell = values;
     parts.blockSize = 0;
     redraw(context, parts);
-    const { rowLabels, columnLabels } = selectTokens(selectSession(state), layer);
+    const { rowLabels, columnLabels } = selectTokens(session, layer);
     const pair = `${quoteToken(rowLabels[query])} attends to ${quoteToken(columnLabels[key])}`;
     context.announce(`${pair} with weight ${formatNumber(values.weight)}.`);
   } catch (error) {
@@ -79,7 +105,11 @@ async function update(context, parts) {
   }
 }
 
-/** Draws the steps; vectors have as many numbers per line as fit, a power of two. */
+/**
+ * Draws the steps; vectors have as many numbers per line as fit, a power of two.
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function redraw(context, parts) {
   if (!parts.cell) return;
   const width = parts.body.clientWidth;
@@ -89,19 +119,31 @@ function redraw(context, parts) {
   replaceContent(parts.body, cellStepList(context, parts.cell, blockSize));
 }
 
-/** The inputs that select the query and the key by position. */
+/**
+ * The inputs that select the query and the key by position.
+ * @param {Context} context
+ * @param {{ pair: HTMLElement }} parts
+ * @param {Layer} layer
+ */
 function drawPairInputs({ store }, { pair }, layer) {
   const state = store.get();
-  const { rowLabels, columnLabels, queryOffset } = selectTokens(selectSession(state), layer);
+  const { rowLabels, columnLabels, queryOffset } = selectTokens(selectHead(state).session, layer);
+  /**
+   * @param {Side} name
+   * @param {string} label
+   * @param {number} length
+   * @param {string} token
+   * @param {number} offset
+   */
   const positionInput = (name, label, length, token, offset) => {
+    const position = (state[name] ?? 0) + offset;
     const input = element("input", {
       type: "number",
       min: offset,
       max: length - 1 + offset,
-      value: state[name] + offset,
       "aria-label": label,
     });
-    input.value = state[name] + offset;
+    input.value = String(position);
     input.addEventListener("change", () =>
       store.set({ [name]: Math.max(0, Math.min(length - 1, Math.round(Number(input.value)) - offset || 0)) }),
     );
@@ -109,20 +151,24 @@ function drawPairInputs({ store }, { pair }, layer) {
   };
   replaceContent(
     pair,
-    positionInput("query", "Query", layer.num_queries, rowLabels[state.query], queryOffset),
-    positionInput("key", "Key", layer.num_keys, columnLabels[state.key], 0),
+    positionInput("query", "Query", layer.num_queries, rowLabels[state.query ?? 0], queryOffset),
+    positionInput("key", "Key", layer.num_keys, columnLabels[state.key ?? 0], 0),
   );
 }
 
-/** The headline, the steps in order of computation, and the code. */
+/**
+ * The headline, the steps in order of computation, and the code.
+ * @param {Context} context
+ * @param {CellSteps} cell
+ * @param {number} blockSize
+ */
 function cellStepList(context, cell, blockSize) {
-  const state = context.store.get();
-  const layer = selectLayer(state);
-  const { rowLabels, columnLabels } = selectTokens(selectSession(state), layer);
+  const { session, layer } = selectHead(context.store.get());
+  const { rowLabels, columnLabels } = selectTokens(session, layer);
   const names = {
     query: tokenLabel(rowLabels[cell.query]),
     key: tokenLabel(columnLabels[cell.key]),
-    argmax: columnLabels[cell.argmax_key],
+    argmax: columnLabels[cell.argmax_key ?? -1] ?? "",
   };
   const steps = cellSteps(cell, names, blockSize);
   return [
@@ -130,26 +176,29 @@ function cellStepList(context, cell, blockSize) {
     element(
       "ol",
       { class: "step-list" },
-      steps
-        .filter(Boolean)
-        .map(([title, formula, ...body]) =>
+      steps.map(([title, formula, ...body]) =>
+        element(
+          "li",
+          {},
           element(
-            "li",
-            {},
-            element(
-              "div",
-              { class: "step-title" },
-              element("h3", {}, title),
-              formula ? element("p", { class: "formula" }, formula) : null,
-            ),
-            element("div", { class: "step-values" }, body),
+            "div",
+            { class: "step-title" },
+            element("h3", {}, title),
+            formula ? element("p", { class: "formula" }, formula) : null,
           ),
+          element("div", { class: "step-values" }, body),
         ),
+      ),
     ),
     codeBox(context, "The same in PyTorch", cell.code),
   ];
 }
 
+/**
+ * @param {Context} context
+ * @param {CellSteps} cell
+ * @param {CellNames} names
+ */
 function headline(context, cell, names) {
   return element(
     "div",

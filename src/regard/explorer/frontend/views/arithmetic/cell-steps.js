@@ -4,17 +4,31 @@ import { element } from "../../lib/element.js";
 import { formatNumber, pluralize, quoteToken } from "../../lib/format.js";
 import { vectorTable } from "../../widgets/number-tables.js";
 
+/** @import { CellSteps, Child } from "../../lib/types.js" */
+
 /**
- * @param {Object} cell the response of the endpoint cell_steps
- * @param {{query: string, key: string, argmax: string}} names tokens of the query, the key and the row's largest score
+ * @typedef {{query: string, key: string, argmax: string}} CellNames tokens of the query, the key and the largest score
+ * @typedef {[title: string, formula: string, ...content: Child[]]} Step
+ */
+
+/**
+ * The steps that compute a weight.
+ * @param {CellSteps} cell
+ * @param {CellNames} names
  * @param {number} blockSize numbers of a vector per line
+ * @returns {Step[]}
  */
 export function cellSteps(cell, names, blockSize) {
   return [...scoreSteps(cell, blockSize), ...normalizerSteps(cell, names), ...outputSteps(cell, names, blockSize)];
 }
 
+/**
+ * @param {CellSteps} cell
+ * @param {number} blockSize
+ */
 function scoreSteps(cell, blockSize) {
   const isDot = cell.score_kind === "dot";
+  /** @type {Step[]} */
   const steps = [
     [
       isDot ? "Multiply query and key elementwise" : "Take the query and the key",
@@ -61,7 +75,10 @@ function scoreSteps(cell, blockSize) {
   return steps;
 }
 
-/** The first products of the sum; the table above shows all of them. */
+/**
+ * The first products of the sum; the table above shows all of them.
+ * @param {number[]} products
+ */
 function firstProducts(products) {
   const terms = products
     .slice(0, 4)
@@ -69,11 +86,19 @@ function firstProducts(products) {
   return `${terms.join("")}${products.length > 4 ? " + …" : ""}`;
 }
 
+/** @param {CellSteps} cell */
 function scaleText(cell) {
   const headDim = cell.q.length;
-  return Math.abs(cell.scale - 1 / Math.sqrt(headDim)) < 1e-9 ? `1/√${headDim}` : formatNumber(cell.scale);
+  return cell.scale !== null && Math.abs(cell.scale - 1 / Math.sqrt(headDim)) < 1e-9
+    ? `1/√${headDim}`
+    : formatNumber(cell.scale);
 }
 
+/**
+ * @param {CellSteps} cell
+ * @param {CellNames} names
+ * @returns {Step[]}
+ */
 function normalizerSteps(cell, names) {
   if (!cell.is_visible) return [];
   if (cell.row_max === undefined || cell.row_max === null) {
@@ -86,7 +111,7 @@ function normalizerSteps(cell, names) {
   return [
     [
       "Subtract the row’s largest score",
-      `the score of ${quoteToken(names.argmax ?? "")}; this prevents overflow of the exponential`,
+      `the score of ${quoteToken(names.argmax)}; this prevents overflow of the exponential`,
       line([figure("", cell.score), " − ", figure("row_max", cell.row_max), " = ", figure("exponent", cell.exponent)]),
     ],
     [
@@ -96,7 +121,7 @@ function normalizerSteps(cell, names) {
     ],
     [
       "Divide by the row’s sum",
-      `the sum over ${pluralize(cell.num_visible_keys, "visible key")}`,
+      `the sum over ${pluralize(cell.num_visible_keys ?? 0, "visible key")}`,
       line([
         figure("", cell.exp),
         " ÷ ",
@@ -108,6 +133,12 @@ function normalizerSteps(cell, names) {
   ];
 }
 
+/**
+ * @param {CellSteps} cell
+ * @param {CellNames} names
+ * @param {number} blockSize
+ * @returns {Step[]}
+ */
 function outputSteps(cell, names, blockSize) {
   return [
     [
@@ -129,11 +160,16 @@ function outputSteps(cell, names, blockSize) {
   ];
 }
 
+/** @param {Child[]} children */
 function line(children) {
-  return element("p", { class: "step-line" }, children.flat());
+  return element("p", { class: "step-line" }, children);
 }
 
-/** A number with its full precision in a tooltip. */
+/**
+ * A number with its full precision in a tooltip.
+ * @param {string} name
+ * @param {number | null | undefined} value
+ */
 function figure(name, value, className = "") {
   return element(
     "span",

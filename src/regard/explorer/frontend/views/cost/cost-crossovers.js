@@ -2,7 +2,18 @@
 
 import { formatCount } from "../../lib/format.js";
 
-/** The crossovers as chart marks on the curve of the first mechanism. */
+/**
+ * @import { Mark } from "../../charts/chart.js"
+ * @import { Cost } from "../../lib/types.js"
+ */
+
+/** @typedef {{x: number, y: number | null, text: string, description: string}} CrossoverMark y: null without a curve */
+
+/**
+ * The crossovers as chart marks on the curve of the first mechanism.
+ * @param {Cost} response
+ * @returns {CrossoverMark[]}
+ */
 export function costCrossovers(response) {
   return (response.crossovers ?? []).map(({ first, seq_len: x, text }) => {
     const curve = response.curves.find(({ name }) => name === first);
@@ -10,7 +21,11 @@ export function costCrossovers(response) {
   });
 }
 
-/** Drops crossovers that almost coincide with an earlier one. */
+/**
+ * Drops crossovers that almost coincide with an earlier one.
+ * @template {{x: number, y: number}} Mark
+ * @param {Mark[]} crossovers
+ */
 export function mergeNearbyCrossovers(crossovers) {
   return crossovers.filter(
     ({ x, y }, n) =>
@@ -20,7 +35,12 @@ export function mergeNearbyCrossovers(crossovers) {
   );
 }
 
-/** The value of a curve at x, interpolated linearly between logarithms; null outside the curve. */
+/**
+ * The value of a curve at x, interpolated linearly between logarithms; null outside the curve.
+ * @param {number[]} lengths
+ * @param {number[] | undefined} values
+ * @param {number} x
+ */
 function interpolateLogLog(lengths, values, x) {
   if (!values) return null;
   for (let n = 1; n < lengths.length; n += 1) {

@@ -2,19 +2,41 @@
 
 import { chart } from "../../charts/chart.js";
 import { headColor } from "../../lib/color/palettes.js";
-import { costCurves } from "./cost-curves.js";
-import { modelSizePicker } from "./model-size-picker.js";
-import { measureTimings } from "./cost-timings.js";
-import { mergeNearbyCrossovers, costCrossovers } from "./cost-crossovers.js";
-import { button, segmentedControl, element, replaceContent } from "../../lib/element.js";
-import { formatWithSiPrefix, formatTokenCount, formatDuration } from "../../lib/format.js";
+import { button, element, replaceContent, segmentedControl } from "../../lib/element.js";
+import { formatDuration, formatTokenCount, formatWithSiPrefix } from "../../lib/format.js";
 import { effectiveTheme } from "../../state/theme.js";
+import { costCrossovers, mergeNearbyCrossovers } from "./cost-crossovers.js";
+import { costCurves } from "./cost-curves.js";
+import { measureTimings } from "./cost-timings.js";
+import { modelSizePicker } from "./model-size-picker.js";
+
+/** @import { Context, Cost, Mechanism, ModelSize, QuantityName, Timing } from "../../lib/types.js" */
 
 const CURVE_LENGTHS = Array.from({ length: 15 }, (_, n) => 2 ** (6 + n)); // 64 to a million
 const DEBOUNCE_MS = 150;
 
+/**
+ * @typedef {Object} Parts
+ * @property {HTMLElement} chart
+ * @property {HTMLElement} table
+ * @property {HTMLElement} mechanismChips
+ * @property {HTMLElement} sizes
+ * @property {HTMLElement} status
+ * @property {string[]} selected names of mechanisms
+ * @property {Mechanism[]} mechanisms
+ * @property {Cost | null} response
+ * @property {Timing[]} timings
+ * @property {QuantityName} quantity
+ * @property {ReturnType<typeof setTimeout> | undefined} timer
+ * @property {number} requestId
+ * @property {boolean} isClosed
+ * @property {ModelSize} model
+ */
+
+/** @param {Context} context */
 export function costView(context) {
   const isFile = context.source.kind === "file";
+  /** @type {Parts} */
   const parts = {
     chart: element("div", { class: "chart-box" }),
     table: element("div", { class: "crossover-list" }),
@@ -26,7 +48,7 @@ export function costView(context) {
     response: null,
     timings: [],
     quantity: "flops",
-    timer: 0,
+    timer: undefined,
     requestId: 0,
     isClosed: false,
     model: { embed_dim: 768, num_heads: 12, num_layers: 12, ffn_dim: 3072, gated: false },
@@ -93,6 +115,10 @@ export function costView(context) {
   );
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function begin(context, parts) {
   try {
     const { values } = await context.request("cost_options", {});
@@ -111,6 +137,10 @@ async function begin(context, parts) {
   }
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function update(context, parts) {
   parts.requestId += 1;
   const requestId = parts.requestId;
@@ -125,11 +155,19 @@ async function update(context, parts) {
   }
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function redraw(context, parts) {
   drawMechanismChips(context, parts);
   draw(context, parts);
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function drawMechanismChips(context, parts) {
   const theme = effectiveTheme(context.store.get());
   replaceContent(
@@ -153,10 +191,15 @@ function drawMechanismChips(context, parts) {
   );
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function draw(context, parts) {
   if (!parts.response) return;
-  const curves = costCurves(parts, effectiveTheme(context.store.get()));
+  const curves = costCurves({ ...parts, response: parts.response }, effectiveTheme(context.store.get()));
   const crossovers = parts.quantity === "flops" ? costCrossovers(parts.response) : [];
+  /** @type {Record<QuantityName, (y: number) => string>} */
   const formats = {
     flops: (y) => formatWithSiPrefix(y, "FLOP"),
     bytes: (y) => formatWithSiPrefix(y, "B"),
@@ -167,7 +210,7 @@ function draw(context, parts) {
     curves.length
       ? chart({
           curves,
-          marks: mergeNearbyCrossovers(crossovers.filter(({ y }) => y)),
+          marks: mergeNearbyCrossovers(crossovers.flatMap((mark) => (mark.y ? [{ ...mark, y: mark.y }] : []))),
           label: "Cost against sequence length",
           size: [Math.max(340, Math.min(1120, parts.chart.clientWidth || 1120)), 400],
           x: { name: "tokens", isLog: true, base: 2, format: formatTokenCount },
@@ -187,21 +230,37 @@ function draw(context, parts) {
   );
 }
 
+/** @param {Context} context */
 function noTimingsHint({ source }) {
   return source.kind === "file"
     ? "This file contains no measured times for this model."
     : "There are no measured times for this head size yet. Press “Measure on this machine”.";
 }
 
+/** @type {Array<"mechanism" | "seq_len" | "num_heads" | "head_dim">} */
+const TIMING_KEYS = ["mechanism", "seq_len", "num_heads", "head_dim"];
+
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {{ mark(name: string): void }} quantityControl
+ * @param {HTMLButtonElement} measureButton
+ */
 async function measureAll(context, parts, quantityControl, measureButton) {
   parts.quantity = "seconds";
   quantityControl.mark("seconds");
   measureButton.disabled = true;
   draw(context, parts);
+  /** @param {string} text */
   const showStatus = (text) => {
     parts.status.textContent = text;
   };
-  const isSame = (a, b) => ["mechanism", "seq_len", "num_heads", "head_dim"].every((name) => a[name] === b[name]);
+  /**
+   * @param {Timing} a
+   * @param {Timing} b
+   */
+  const isSame = (a, b) => TIMING_KEYS.every((name) => a[name] === b[name]);
+  /** @param {Timing} timing */
   const addTiming = (timing) => {
     parts.timings = [...parts.timings.filter((old) => !isSame(old, timing)), timing];
     draw(context, parts);

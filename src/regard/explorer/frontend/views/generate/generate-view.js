@@ -1,17 +1,37 @@
 // The Generate view: the model continues the text; each step shows the row of weights that predicted the token.
 
-import { button, element, replaceContent, slider } from "../../lib/element.js";
-import { tokenLabel, formatNumber } from "../../lib/format.js";
-import { headToolbar } from "../../widgets/head-toolbar.js";
-import { barList, topKeysList } from "../../widgets/top-tokens.js";
 import { sqrtScale } from "../../lib/color/color-scale.js";
-import { selectLayer, selectSession, selectTokens } from "../../state/selectors.js";
-import { probabilityStrip } from "./probability-strip.js";
+import { button, element, replaceContent, slider } from "../../lib/element.js";
+import { formatNumber, tokenLabel } from "../../lib/format.js";
+import { selectHead, selectSession, selectTokens } from "../../state/selectors.js";
+import { headToolbar } from "../../widgets/head-toolbar.js";
 import { TokenFlow } from "../../widgets/token-flow.js";
+import { barList, topKeysList } from "../../widgets/top-tokens.js";
+import { probabilityStrip } from "./probability-strip.js";
+import { tokenStateAtStep } from "./token-state.js";
+
+/**
+ * @import { Slider } from "../../lib/element.js"
+ * @import { Context, Generation, State } from "../../lib/types.js"
+ */
 
 const PLAYBACK_STEP_MS = 700;
 const MIN_SHADED_WEIGHT = 0.003;
 
+/**
+ * @typedef {Object} Parts
+ * @property {TokenFlow} flow
+ * @property {HTMLElement} playback
+ * @property {HTMLElement} sidebar
+ * @property {HTMLFormElement} form
+ * @property {Float32Array | null} weights of the step
+ * @property {string} requestId
+ * @property {ReturnType<typeof setInterval> | undefined} playTimer set during playback
+ * @property {Slider | null} stepSlider
+ * @property {ReturnType<typeof probabilityStrip> | null} strip
+ */
+
+/** @param {Context} context */
 export function generateView(context) {
   const { store } = context;
   const flow = new TokenFlow({
@@ -23,6 +43,7 @@ export function generateView(context) {
     span: () => {},
     clear: () => {},
   });
+  /** @type {Parts} */
   const parts = {
     flow,
     playback: element("div", { class: "playback-bar" }),
@@ -30,10 +51,13 @@ export function generateView(context) {
     form: element("form", { class: "option-row" }),
     weights: null,
     requestId: "",
-    playTimer: 0,
+    playTimer: undefined,
+    stepSlider: null,
+    strip: null,
   };
   createForm(context, parts);
   context.subscribe((_, changed) => {
+    /** @param {...string} names */
     const has = (...names) => names.some((name) => changed.has(name));
     if (has("serverState", "session")) build(context, parts);
     else if (has("generationStep", "layer", "head")) update(context, parts);
@@ -52,10 +76,15 @@ export function generateView(context) {
   );
 }
 
+/** @param {State} state */
 function selectGeneration(state) {
   return selectSession(state)?.generation ?? null;
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function createForm(context, parts) {
   const options = { max_new_tokens: 24, temperature: 0 };
   const submit = element("button", { type: "submit", class: "primary" }, "Generate");
@@ -101,15 +130,19 @@ function createForm(context, parts) {
   });
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function build(context, parts) {
   const state = context.store.get();
-  const session = selectSession(state);
+  const { session, layer } = selectHead(state);
   const generation = selectGeneration(state);
-  const { columns, columnParts } = selectTokens(session, selectLayer(state));
+  const { columns, columnParts } = selectTokens(session, layer);
   parts.flow.show(columns, { parts: columnParts });
   parts.form.hidden = !session.can_generate;
   clearInterval(parts.playTimer);
-  parts.playTimer = 0;
+  parts.playTimer = undefined;
   if (!generation) {
     replaceContent(
       parts.playback,
@@ -137,14 +170,16 @@ function build(context, parts) {
   const play = button(
     "Play",
     () => {
-      if (parts.playTimer) return stop(parts, play);
+      if (parts.playTimer) {
+        stop(parts, play);
+        return;
+      }
       play.textContent = "Pause";
       parts.playTimer = setInterval(() => {
         const step = context.store.get().generationStep ?? generation.first_position;
         if (step >= last) stop(parts, play);
         else goToStep(context, step + 1);
       }, PLAYBACK_STEP_MS);
-      return undefined;
     },
     { id: "play" },
   );
@@ -157,27 +192,40 @@ function build(context, parts) {
   update(context, parts);
 }
 
+/**
+ * @param {Parts} parts
+ * @param {HTMLElement} play
+ */
 function stop(parts, play) {
   clearInterval(parts.playTimer);
-  parts.playTimer = 0;
+  parts.playTimer = undefined;
   play.textContent = "Play";
 }
 
-/** Selects the step that generated the token at a position. */
+/**
+ * Selects the step that generated the token at a position.
+ * @param {Context} context
+ * @param {number} position
+ */
 function goToStep(context, position) {
   const generation = selectGeneration(context.store.get());
+  if (!generation) return;
   const last = generation.first_position + generation.steps.length - 1;
   context.store.set({ generationStep: Math.max(generation.first_position, Math.min(last, position)) });
 }
 
-/** Requests the row of weights that predicted the token of the step: the row of the previous token. */
+/**
+ * Requests the row of weights that predicted the token of the step: the row of the previous token.
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function update(context, parts) {
   const state = context.store.get();
   const generation = selectGeneration(state);
   if (!generation || state.generationStep === null) return;
-  parts.stepSlider.setValue(state.generationStep);
-  parts.strip.mark(state.generationStep);
-  const layer = selectLayer(state);
+  parts.stepSlider?.setValue(state.generationStep);
+  parts.strip?.mark(state.generationStep);
+  const { layer } = selectHead(state);
   const query = state.generationStep - 1 - layer.query_offset;
   const requestId = `${state.stateVersion} ${state.session} ${layer.index} ${state.head} ${query}`;
   const isInside = query >= 0 && query < layer.num_queries;
@@ -201,26 +249,28 @@ async function update(context, parts) {
   draw(context, parts, generation);
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {Generation} generation
+ */
 function draw(context, { flow, sidebar, weights }, generation) {
   const state = context.store.get();
-  const { columnLabels } = selectTokens(selectSession(state), selectLayer(state));
-  const row = weights ? weights.subarray(0, state.generationStep) : null;
+  const { session, layer } = selectHead(state);
+  const { columnLabels } = selectTokens(session, layer);
+  const position = state.generationStep ?? generation.first_position;
+  const row = weights ? weights.subarray(0, position) : null;
   flow.setTokenMarks(({ first }) => ({
     keyShade: row && row[first] > MIN_SHADED_WEIGHT ? sqrtScale(row[first]) : 0,
     queryShade: 0,
-    state: tokenStateAtStep(first, state.generationStep, generation.first_position),
+    state: tokenStateAtStep(first, position, generation.first_position),
   }));
-  flow.reveal(state.generationStep);
-  const step = generation.steps[state.generationStep - generation.first_position];
+  flow.reveal(position);
+  const step = generation.steps[position - generation.first_position];
   const probability = formatNumber(step.probability, 3);
   replaceContent(
     sidebar,
-    element(
-      "h3",
-      { class: "selection-title" },
-      tokenLabel(step.text),
-      element("small", {}, ` token ${state.generationStep}`),
-    ),
+    element("h3", { class: "selection-title" }, tokenLabel(step.text), element("small", {}, ` token ${position}`)),
     element(
       "p",
       { class: "hint" },
@@ -236,14 +286,6 @@ function draw(context, { flow, sidebar, weights }, generation) {
     ),
     row ? topKeysList(row, columnLabels) : null,
   );
-  const n = state.generationStep - generation.first_position + 1;
+  const n = position - generation.first_position + 1;
   context.announce(`Step ${n}: ${tokenLabel(step.text)}, probability ${probability}.`);
-}
-
-/** The state of a token at a step: generated now, the query that predicts it, later, generated before, or input. */
-function tokenStateAtStep(token, step, first) {
-  if (token === step) return "key";
-  if (token === step - 1) return "query";
-  if (token > step) return "future";
-  return token >= first ? "generated" : "";
 }

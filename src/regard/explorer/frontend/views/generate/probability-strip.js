@@ -1,7 +1,7 @@
 // The probabilities of the generated tokens as bars, one per step.
 
 import { button, element } from "../../lib/element.js";
-import { tokenLabel, formatNumber } from "../../lib/format.js";
+import { formatNumber, tokenLabel } from "../../lib/format.js";
 
 const MAX_LABELED_STEPS = 40; // longer strips have no labels
 
@@ -32,12 +32,13 @@ export function probabilityStrip(steps, onSelect) {
     { class: "probability-strip", role: "group", "aria-label": "Probabilities of the generated tokens" },
     bars,
   );
-  node.mark = (position) => {
+  /** @param {number} position */
+  const mark = (position) => {
     for (const bar of bars) {
       const step = Number(bar.dataset.step);
       bar.setAttribute("aria-current", String(step === position));
       bar.classList.toggle("is-future", step > position);
     }
   };
-  return node;
+  return Object.assign(node, { mark });
 }

@@ -1,20 +1,42 @@
 // The Lines view: lines from queries to the keys that they attend to, for one or more heads.
 
 import { headColor } from "../../lib/color/palettes.js";
-import { button, svgElement, element, replaceContent, slider } from "../../lib/element.js";
-import { tokenLabel, formatNumber, formatPercent, pluralize, truncate } from "../../lib/format.js";
-import { headToolbar } from "../../widgets/head-toolbar.js";
-import { selectLayer, selectSession, selectTokens } from "../../state/selectors.js";
+import { button, element, replaceContent, slider, svgElement } from "../../lib/element.js";
+import { formatNumber, formatPercent, pluralize, tokenLabel, truncate } from "../../lib/format.js";
+import { selectHead, selectTokens } from "../../state/selectors.js";
 import { effectiveTheme } from "../../state/theme.js";
+import { headToolbar } from "../../widgets/head-toolbar.js";
+import { clampLineEnd, drawingOrder, selectedHeads, visibleRange } from "./visible-lines.js";
 
-const [MIN_ROW_PX, MAX_ROW_PX] = [21, 28];
+/**
+ * @import { Slider } from "../../lib/element.js"
+ * @import { Context, Layer, LineArrays, Side, State } from "../../lib/types.js"
+ */
+
 const WIDTH = 1000; // of the viewBox
 const [LEFT, RIGHT] = [330, 670]; // the ends of the lines in the viewBox
 const MIDDLE = (LEFT + RIGHT) / 2;
 const MAX_TOKEN_CHARACTERS = 22;
+/** @type {Record<string, number>} */
+const SCROLL_STEPS = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 };
 
+/**
+ * @typedef {LineArrays & {num_omitted: number}} Lines
+ * @typedef {Object} Parts
+ * @property {HTMLElement} heads
+ * @property {HTMLElement} area
+ * @property {HTMLElement} note
+ * @property {HTMLElement} scroll
+ * @property {Lines | null} response
+ * @property {string} requestId
+ * @property {string} scrollRange the rows and tokens of the slider; empty without a slider
+ * @property {Slider | null} slider
+ */
+
+/** @param {Context} context */
 export function linesView(context) {
   const { store } = context;
+  /** @type {Parts} */
   const parts = {
     heads: element("div", { class: "chip-group", role: "group", "aria-label": "Heads to draw" }),
     area: element("div", {
@@ -47,7 +69,7 @@ export function linesView(context) {
     { passive: false },
   );
   parts.area.addEventListener("keydown", (event) => {
-    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
+    const step = SCROLL_STEPS[event.key];
     if (step) {
       event.preventDefault();
       scrollBy(context, parts, step);
@@ -76,32 +98,24 @@ export function linesView(context) {
   );
 }
 
-function selectedHeads(state) {
-  const heads = selectLayer(state).head_indices;
-  const selected = (state.lineHeads ?? [state.head]).filter((head) => heads.includes(head));
-  return selected.length ? selected : [heads[0]];
-}
-
-/** The visible tokens: the height of a row in pixels, the number of rows, and the first and last token. */
-function visibleRange({ store }, { area }) {
-  const state = store.get();
-  const layer = selectLayer(state);
-  const numTokens = Math.max(layer.num_queries, layer.num_keys);
-  const rowHeight = Math.max(MIN_ROW_PX, Math.min(MAX_ROW_PX, (area.clientHeight - 12) / numTokens));
-  const numRows = Math.max(6, Math.floor((area.clientHeight - 12) / rowHeight + 1e-6));
-  const start = Math.max(0, Math.min(state.lineStart, numTokens - numRows));
-  return { rowHeight, numRows, start, numTokens, queryEnd: Math.min(layer.num_queries, start + numRows), layer };
-}
-
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {number} step
+ */
 function scrollBy(context, parts, step) {
-  const { start, numTokens, numRows } = visibleRange(context, parts);
+  const { start, numTokens, numRows } = visibleRange(context.store.get(), parts.area.clientHeight);
   context.store.set({ lineStart: Math.max(0, Math.min(numTokens - numRows, start + step)) });
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function update(context, parts) {
   const state = context.store.get();
   if (!parts.area.clientHeight) return;
-  const { start, queryEnd, layer } = visibleRange(context, parts);
+  const { start, queryEnd, layer } = visibleRange(context.store.get(), parts.area.clientHeight);
   drawHeads(context, parts);
   drawScroll(context, parts);
   const params = {
@@ -128,25 +142,38 @@ async function update(context, parts) {
   }
 }
 
-/** The slider that scrolls a text longer than the screen. It is not replaced while the user drags it. */
+/**
+ * The slider that scrolls a text longer than the screen. It is not replaced while the user drags it.
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function drawScroll(context, parts) {
-  const { start, numRows, numTokens } = visibleRange(context, parts);
+  const { start, numRows, numTokens } = visibleRange(context.store.get(), parts.area.clientHeight);
   const scrollRange = numTokens > numRows ? `${numRows} ${numTokens}` : "";
-  if (scrollRange === parts.scrollRange) return parts.slider?.setValue(start);
+  if (scrollRange === parts.scrollRange) {
+    parts.slider?.setValue(start);
+    return;
+  }
   parts.scrollRange = scrollRange;
+  /** @param {number} n */
   const format = (n) => `${n} to ${Math.min(numTokens, n + numRows) - 1}`;
+  /** @param {number} n */
   const onInput = (n) => context.store.set({ lineStart: n });
   parts.slider = scrollRange ? slider("Tokens", [0, numTokens - numRows, 1], start, format, onInput) : null;
-  return replaceContent(parts.scroll, parts.slider);
+  replaceContent(parts.scroll, parts.slider);
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function drawHeads({ store }, { heads: node }) {
   const state = store.get();
   const selected = selectedHeads(state);
   const theme = effectiveTheme(state);
   replaceContent(
     node,
-    selectLayer(state).head_indices.map((head, n) => {
+    selectHead(state).layer.head_indices.map((head, n) => {
       const isSelected = selected.includes(head);
       const chip = button(
         `Head ${head}`,
@@ -162,11 +189,15 @@ function drawHeads({ store }, { heads: node }) {
   );
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function draw(context, parts) {
   const state = context.store.get();
   if (!parts.response) return;
-  const { rowHeight, start, numRows, layer } = visibleRange(context, parts);
-  const tokens = selectTokens(selectSession(state), layer);
+  const { rowHeight, start, numRows, layer } = visibleRange(context.store.get(), parts.area.clientHeight);
+  const tokens = selectTokens(selectHead(state).session, layer);
   const height = numRows * rowHeight + 12;
   const svg = svgElement("svg", {
     viewBox: `0 0 ${WIDTH} ${height}`,
@@ -175,9 +206,14 @@ function draw(context, parts) {
     "aria-label": "Lines between queries and keys",
     preserveAspectRatio: "none",
   });
+  /** @param {number} n */
   const y = (n) => 6 + (n - start + 0.5) * rowHeight;
   const lines = svgElement("g", { fill: "none" }, linePaths(state, parts.response, layer, y, height));
   svg.append(lines);
+  /**
+   * @param {Side} side
+   * @param {string[]} labels
+   */
   const column = (side, labels) => {
     const count = Math.max(0, Math.min(labels.length - start, numRows));
     const indices = Array.from({ length: count }, (_, n) => start + n);
@@ -198,14 +234,21 @@ function draw(context, parts) {
   replaceContent(parts.note, `${summary}${omission}. Queries are on the left, keys on the right.`);
 }
 
-/** The lines, the strongest on top. Lines to invisible keys end just outside the drawing. */
+/**
+ * The lines, the strongest on top. Lines to invisible keys end just outside the drawing.
+ * @param {State} state
+ * @param {Lines} response
+ * @param {Layer} layer
+ * @param {(n: number) => number} y
+ * @param {number} height
+ */
 function linePaths(state, response, layer, y, height) {
   const theme = effectiveTheme(state);
-  const clamp = (position) => Math.max(-MAX_ROW_PX, Math.min(height + MAX_ROW_PX, position));
-  const order = [...response.weight.data.keys()].sort((a, b) => response.weight.data[a] - response.weight.data[b]);
-  return order.map((n) => {
-    const [i, j, head, weight] = ["query", "key", "head", "weight"].map((name) => response[name].data[n]);
-    const [queryY, keyY] = [y(i), clamp(y(j))];
+  return drawingOrder(response).map((n) => {
+    const [i, j, head, weight] = [response.query, response.key, response.head, response.weight].map(
+      ({ data }) => data[n],
+    );
+    const [queryY, keyY] = [y(i), clampLineEnd(y(j), height)];
     const path = svgElement("path", {
       d: `M${LEFT} ${queryY}C${MIDDLE} ${queryY} ${MIDDLE} ${keyY} ${RIGHT} ${keyY}`,
       stroke: headColor(layer.head_indices.indexOf(head), theme),
@@ -222,7 +265,14 @@ function linePaths(state, response, layer, y, height) {
   });
 }
 
-/** The label of a token; hovering it dims the lines of other tokens. */
+/**
+ * The label of a token; hovering it dims the lines of other tokens.
+ * @param {SVGElement} lines
+ * @param {Side} side
+ * @param {number} n
+ * @param {string} text
+ * @param {number} y
+ */
 function lineToken(lines, side, n, text, y) {
   const node = element(
     "span",
@@ -231,8 +281,9 @@ function lineToken(lines, side, n, text, y) {
     element("sub", {}, n),
   );
   node.style.top = `${y - 13}px`;
+  /** @param {boolean} isHovered */
   const dimOthers = (isHovered) => {
-    for (const path of lines.children)
+    for (const path of /** @type {Iterable<SVGElement>} */ (lines.children))
       path.classList.toggle("is-dimmed", isHovered && Number(path.dataset[side]) !== n);
   };
   node.addEventListener("pointerenter", () => dimOthers(true));

@@ -1,7 +1,9 @@
 // The readout of a map: the hovered or selected cell and its weight.
 
 import { button, element, replaceContent } from "../../lib/element.js";
-import { tokenLabel, formatNumber, quoteToken } from "../../lib/format.js";
+import { formatNumber, quoteToken, tokenLabel } from "../../lib/format.js";
+
+/** @import { Cell } from "../../lib/types.js" */
 
 const HINT =
   "Point at a cell to read its weight; click to select it. Scroll or pinch to zoom, drag to pan. " +
@@ -9,7 +11,7 @@ const HINT =
 
 /**
  * @typedef {Object} Reading
- * @property {{query: number, key: number}|null} cell
+ * @property {Cell | null} cell
  * @property {{value: number, level: number, exact: boolean}|null} weight
  * @property {{rowLabels: string[], columnLabels: string[], queryOffset: number}} tokens
  * @property {string} pooling
@@ -22,14 +24,16 @@ const HINT =
  * @param {Reading} reading
  */
 export function drawReadout(node, reading) {
-  const text = reading.cell ? sentence(reading) : "";
+  const { cell } = reading;
+  const text = cell ? sentence({ ...reading, cell }) : "";
   const name = `${text} ${Boolean(reading.open)}`;
   if (node.dataset.name === name) return text; // replacing a pressed button would lose the click
   node.dataset.name = name;
-  replaceContent(node, reading.cell ? readoutNodes(reading) : element("p", { class: "hint" }, HINT));
+  replaceContent(node, cell ? readoutNodes({ ...reading, cell }) : element("p", { class: "hint" }, HINT));
   return text;
 }
 
+/** @param {Reading & {cell: Cell}} reading */
 function readingParts({ cell, weight, tokens, pooling }) {
   return {
     row: tokens.rowLabels[cell.query] ?? "",
@@ -40,12 +44,14 @@ function readingParts({ cell, weight, tokens, pooling }) {
   };
 }
 
+/** @param {Reading & {cell: Cell}} reading */
 function sentence(reading) {
   const { row, column, position, value, caption } = readingParts(reading);
   const pair = `${quoteToken(row)}, token ${position}, attends to ${quoteToken(column)}, token ${reading.cell.key}`;
   return `${pair}: ${caption} ${value}.`;
 }
 
+/** @param {Reading & {cell: Cell}} reading */
 function readoutNodes(reading) {
   const { row, column, position, value, caption } = readingParts(reading);
   return [

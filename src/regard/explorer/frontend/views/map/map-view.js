@@ -1,22 +1,40 @@
 // The Map view: the weights of one head as a map, with the text beside it.
 
-import { segmentedControl, element } from "../../lib/element.js";
-import { headToolbar } from "../../widgets/head-toolbar.js";
 import { HeadMap } from "../../charts/map/head-map.js";
-import { drawSinkToggle } from "./sink-toggle.js";
-import { drawMapLegend } from "../../charts/map/map-legend.js";
 import { attachMapInput, attachMinimapInput } from "../../charts/map/map-input.js";
+import { drawMapLegend } from "../../charts/map/map-legend.js";
+import { element, segmentedControl } from "../../lib/element.js";
+import { effectiveScale, headMapData, selectHead, selectTokens } from "../../state/selectors.js";
+import { effectiveTheme } from "../../state/theme.js";
+import { headToolbar } from "../../widgets/head-toolbar.js";
+import { tokenSearch } from "../../widgets/token-search.js";
 import { drawReadout } from "./cell-readout.js";
 import { shadedText } from "./shaded-text.js";
-import { tokenSearch } from "../../widgets/token-search.js";
-import { selectLayer, selectSession, headMapData, selectTokens } from "../../state/selectors.js";
-import { effectiveTheme } from "../../state/theme.js";
+import { drawSinkToggle } from "./sink-toggle.js";
 
-const MAX_LINEAR_SCALE_TOKENS = 96; // longer texts have a logarithmic scale by default
+/** @import { ColorOptions, Context, MapInfo, ScaleName, State } from "../../lib/types.js" */
+
 const MIN_SEARCH_TOKEN_PX = 16; // a search zooms in at least this far
 const KEYBOARD_HINT =
   "Arrow keys move from cell to cell, plus and minus zoom, 0 shows the whole map, Enter opens the arithmetic.";
 
+/**
+ * @typedef {Object} Parts
+ * @property {HTMLCanvasElement} canvas
+ * @property {HTMLCanvasElement} minimapCanvas
+ * @property {HeadMap} map
+ * @property {HeadMap} minimap
+ * @property {HTMLElement} readout
+ * @property {HTMLElement} legend
+ * @property {HTMLElement} badge
+ * @property {HTMLElement} sinkToggle
+ * @property {{mark(scale: ScaleName): void}} scaleControl
+ * @property {MapInfo | null} mapInfo
+ * @property {boolean} hasViewport whether the viewport of the URL was applied
+ * @property {string} sentence the last announced reading
+ */
+
+/** @param {Context} context */
 export function mapView(context) {
   const canvas = element("canvas", {
     class: "map",
@@ -30,20 +48,35 @@ export function mapView(context) {
     role: "img",
     hidden: true,
   });
+  const map = new HeadMap(canvas, context.tiles, {
+    changed: () => updateAfterDraw(context, parts),
+    failed: context.showError,
+  });
+  const scaleControl = segmentedControl(
+    "Color scale",
+    [
+      ["linear", "Linear", "Colors are proportional to the weight"],
+      ["log", "Log", "Colors follow the logarithm of the weight"],
+      ["rank", "Rank", "Colors follow the rank among the visible weights"],
+    ],
+    effectiveScale(context.store.get()),
+    (scale) => context.store.set({ scale }),
+  );
+  /** @type {Parts} */
   const parts = {
     canvas,
     minimapCanvas,
+    map,
+    minimap: new HeadMap(minimapCanvas, context.tiles, { axes: false }),
     readout: element("div", { class: "readout" }),
     legend: element("div", { class: "legend" }),
     badge: element("span", { class: "badge", hidden: true }),
     sinkToggle: element("div"),
+    scaleControl,
     mapInfo: null,
+    hasViewport: false,
+    sentence: "",
   };
-  parts.map = new HeadMap(canvas, context.tiles, {
-    changed: () => updateAfterDraw(context, parts),
-    failed: context.showError,
-  });
-  parts.minimap = new HeadMap(minimapCanvas, context.tiles, { axes: false });
   const text = shadedText(context);
   const controls = [
     tokenSearch(context, (query, key) => goToCell(context, parts, query, key)),
@@ -56,18 +89,8 @@ export function mapView(context) {
       context.store.get().pooling,
       (pooling) => context.store.set({ pooling }),
     ),
-    segmentedControl(
-      "Color scale",
-      [
-        ["linear", "Linear", "Colors are proportional to the weight"],
-        ["log", "Log", "Colors follow the logarithm of the weight"],
-        ["rank", "Rank", "Colors follow the rank among the visible weights"],
-      ],
-      effectiveScale(context.store.get()),
-      (scale) => context.store.set({ scale }),
-    ),
+    scaleControl,
   ];
-  parts.scaleControl = controls[2];
   attachMapInput(context, parts);
   attachMinimapInput(parts);
   context.visibleMaps.push(parts.map);
@@ -102,18 +125,19 @@ export function mapView(context) {
   );
 }
 
-/** The selected color scale; by default linear for short texts and logarithmic for long ones. */
-export function effectiveScale(state) {
-  if (state.scale !== "auto") return state.scale;
-  const layer = selectLayer(state);
-  return layer && Math.max(layer.num_queries, layer.num_keys) <= MAX_LINEAR_SCALE_TOKENS ? "linear" : "log";
-}
-
+/**
+ * @param {State} state
+ * @returns {ColorOptions}
+ */
 function colorOptions(state) {
   return { pooling: state.pooling, scale: effectiveScale(state), palette: state.palette, theme: effectiveTheme(state) };
 }
 
-/** Requests the size of the map, then shows the map. */
+/**
+ * Requests the size of the map, then shows the map.
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function show(context, parts) {
   const { session, layer, head, stateVersion } = context.store.get();
   try {
@@ -134,13 +158,20 @@ async function show(context, parts) {
     parts.hasViewport = true;
     parts.scaleControl.mark(effectiveScale(state));
     markCells(context, parts);
-    drawSinkToggle(context, parts);
+    drawSinkToggle(context, parts, values);
   } catch (error) {
     context.showError(error);
   }
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {State} state
+ * @param {Set<string>} changed
+ */
 function onStateChange(context, parts, state, changed) {
+  /** @param {...string} names */
   const has = (...names) => names.some((name) => changed.has(name));
   if (has("serverState", "session", "layer", "head", "hideSink")) show(context, parts);
   if (has("pooling", "scale", "palette", "theme", "isDarkEnvironment")) {
@@ -151,20 +182,28 @@ function onStateChange(context, parts, state, changed) {
   if (has("hoveredCell", "query", "key")) markCells(context, parts);
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function markCells(context, parts) {
   const { hoveredCell, query, key } = context.store.get();
   parts.map.setMarks({ hoveredCell, selectedCell: query === null || key === null ? null : { query, key } });
 }
 
-/** Updates the readout, the legend, the minimap and the URL after the map was drawn. */
+/**
+ * Updates the readout, the legend, the minimap and the URL after the map was drawn.
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function updateAfterDraw(context, parts) {
   const state = context.store.get();
   const { map } = parts;
-  const session = selectSession(state);
-  if (!session || !parts.mapInfo) return;
+  if (!parts.mapInfo) return;
+  const { session, layer } = selectHead(state);
   const cell =
     state.hoveredCell ?? (state.query === null || state.key === null ? null : { query: state.query, key: state.key });
-  const tokens = selectTokens(session, selectLayer(state));
+  const tokens = selectTokens(session, layer);
   const weight = cell ? map.valueAt(cell.query, cell.key) : null;
   const hasSelection = state.query !== null && state.key !== null;
   const sentence = drawReadout(parts.readout, {
@@ -189,7 +228,13 @@ function updateAfterDraw(context, parts) {
   if (JSON.stringify(viewport) !== JSON.stringify(state.viewport)) context.store.set({ viewport });
 }
 
-/** Selects a cell and centers the map on it. */
+/**
+ * Selects a cell and centers the map on it.
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {number} query
+ * @param {number} key
+ */
 function goToCell({ store }, { map }, query, key) {
   map.view.centerOn(query, key, Math.max(map.view.pixelsPerToken, MIN_SEARCH_TOKEN_PX));
   store.set({ query, key, hoveredCell: null, pinnedTokens: [query] });

@@ -1,15 +1,27 @@
 // The text beside a map: the exact weights of the hovered or selected query, at any zoom.
 
+import { sqrtScale } from "../../lib/color/color-scale.js";
 import { element, replaceContent } from "../../lib/element.js";
 import { formatNumber } from "../../lib/format.js";
-import { topKeysList } from "../../widgets/top-tokens.js";
-import { sqrtScale } from "../../lib/color/color-scale.js";
-import { isSinkHidden, selectLayer, selectSession, selectTokens } from "../../state/selectors.js";
+import { hiddenKeys, selectHead, selectTokens } from "../../state/selectors.js";
 import { TokenFlow } from "../../widgets/token-flow.js";
+import { topKeysList } from "../../widgets/top-tokens.js";
+
+/** @import { Context, State } from "../../lib/types.js" */
 
 const MIN_SHADED_WEIGHT = 0.003;
 const HOVER_DELAY_MS = 60;
 
+/**
+ * @typedef {Object} Parts
+ * @property {TokenFlow} flow
+ * @property {HTMLElement} title
+ * @property {HTMLElement} topKeys
+ * @property {{query: number, values: Float32Array} | null} weights the row of a query
+ * @property {string} requestId
+ */
+
+/** @param {Context} context */
 export function shadedText(context) {
   const { store } = context;
   const title = element("h3", {});
@@ -23,19 +35,19 @@ export function shadedText(context) {
     span: () => {},
     clear: () => store.set({ query: null, key: null }),
   });
+  /** @type {Parts} */
   const parts = { flow, title, topKeys: element("div"), weights: null, requestId: "" };
-  let timer = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
   const showText = () => {
-    const state = store.get();
-    const session = selectSession(state);
-    if (session) {
-      const { columns, columnParts } = selectTokens(session, selectLayer(state));
-      flow.show(columns, { parts: columnParts });
-    }
+    const { session, layer } = selectHead(store.get());
+    const { columns, columnParts } = selectTokens(session, layer);
+    flow.show(columns, { parts: columnParts });
     parts.requestId = "";
     update(context, parts);
   };
   context.subscribe((_, changed) => {
+    /** @param {...string} names */
     const has = (...names) => names.some((name) => changed.has(name));
     if (has("serverState", "session", "layer")) showText();
     if (has("head", "hideSink", "query", "hoveredCell", "key")) {
@@ -52,27 +64,35 @@ export function shadedText(context) {
   return { node: element("div", { class: "shaded-text" }, title, flow.node, parts.topKeys) };
 }
 
-/** The hovered query, else the selected one. */
+/**
+ * The hovered query, else the selected one.
+ * @param {State} state
+ */
 function queryOf(state) {
   return state.hoveredCell?.query ?? state.query;
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function update(context, parts) {
   const state = context.store.get();
   const query = queryOf(state);
-  const layer = selectLayer(state);
-  if (query === null || query === undefined || !layer) {
+  const { layer } = selectHead(state);
+  if (query === null) {
     parts.weights = null;
     parts.requestId = "";
-    return updateShading(state, parts);
+    updateShading(state, parts);
+    return;
   }
   const requestId = `${state.stateVersion} ${state.session} ${state.layer} ${state.head} ${query} ${state.hideSink}`;
-  if (requestId === parts.requestId) return undefined;
+  if (requestId === parts.requestId) return;
   parts.requestId = requestId;
   try {
     const headParams = { session: state.session, layer: layer.index, head: state.head };
     const mapInfo = (await context.requestCached("map_info", headParams)).values;
-    const hidden = isSinkHidden(state, layer, mapInfo) ? { hidden_keys: [mapInfo.sink.key] } : {};
+    const hidden = hiddenKeys(state, layer, mapInfo);
     const { arrays } = await context.request("query_weights", {
       session: state.session,
       layer: layer.index,
@@ -80,26 +100,31 @@ async function update(context, parts) {
       queries: [query],
       ...hidden,
     });
-    if (parts.requestId !== requestId) return undefined;
+    if (parts.requestId !== requestId) return;
     parts.weights = { query, values: arrays.mean.data };
     const current = context.store.get();
     updateShading(current, parts);
-    return parts.flow.reveal(current.hoveredCell?.key ?? current.key ?? 0);
+    parts.flow.reveal(current.hoveredCell?.key ?? current.key ?? 0);
   } catch (error) {
-    if (error.name !== "NotInFile") return context.showError(error);
-    return replaceContent(parts.title, "This file does not contain single weights of this head.");
+    const isMissing = error instanceof Error && error.name === "NotInFile";
+    if (isMissing) replaceContent(parts.title, "This file does not contain single weights of this head.");
+    else context.showError(error);
   }
 }
 
+/**
+ * @param {State} state
+ * @param {Parts} parts
+ */
 function updateShading(state, { flow, title, topKeys, weights }) {
   const query = queryOf(state);
   const row = weights && weights.query === query ? weights.values : null;
   const key = state.hoveredCell ? state.hoveredCell.key : state.key;
-  const hasQuery = query !== null && query !== undefined;
-  const layer = selectLayer(state);
-  const isSelfAttention = layer && layer.query_text === layer.key_text;
+  const { session, layer } = selectHead(state);
+  const isSelfAttention = layer.query_text === layer.key_text;
+  /** @param {number} token */
   const tokenState = (token) => {
-    if (!hasQuery) return "";
+    if (query === null) return "";
     if (isSelfAttention && token === layer.query_offset + query) return "query";
     return token === key ? "key" : "";
   };
@@ -109,23 +134,26 @@ function updateShading(state, { flow, title, topKeys, weights }) {
     state: tokenState(first),
   }));
   const renderKey = `${state.stateVersion} ${state.layer} ${state.head} ${query} ${state.hideSink}`;
-  if (!hasQuery) {
+  if (query === null) {
     replaceContent(topKeys);
     topKeys.dataset.renderKey = "";
-  } else if (row && topKeys.dataset.renderKey !== renderKey) {
-    topKeys.dataset.renderKey = renderKey;
-    topKeys.dataset.query = query;
-    replaceContent(topKeys, topKeysList(row, selectTokens(selectSession(state), layer).columnLabels));
+    replaceContent(title, "Text");
+    return;
   }
-  if (!hasQuery) return replaceContent(title, "Text");
-  return replaceContent(
+  if (row && topKeys.dataset.renderKey !== renderKey) {
+    topKeys.dataset.renderKey = renderKey;
+    topKeys.dataset.query = String(query);
+    replaceContent(topKeys, topKeysList(row, selectTokens(session, layer).columnLabels));
+  }
+  replaceContent(
     title,
     "Weights of ",
     element("b", { class: "query-color" }, `token ${layer.query_offset + query}`),
-    row && key !== null && key !== undefined ? `: ${formatNumber(row[key])} on token ${key}` : "",
+    row && key !== null ? `: ${formatNumber(row[key])} on token ${key}` : "",
   );
 }
 
+/** @param {number} weight */
 function shade(weight) {
   return weight > MIN_SHADED_WEIGHT ? sqrtScale(weight) : 0;
 }

@@ -2,24 +2,32 @@
 
 import { element, replaceContent } from "../../lib/element.js";
 import { formatPercent, quoteToken } from "../../lib/format.js";
-import { isSinkHidden, selectLayer, selectSession, selectTokens } from "../../state/selectors.js";
+import { isSinkHidden, selectHead, selectTokens } from "../../state/selectors.js";
+
+/** @import { Context, MapInfo } from "../../lib/types.js" */
 
 /**
  * Shows the checkbox if the head has a sink.
- * @param {{sinkToggle: HTMLElement, badge: HTMLElement, mapInfo: Object}} parts
+ * @param {Context} context
+ * @param {{sinkToggle: HTMLElement, badge: HTMLElement}} parts
+ * @param {MapInfo} mapInfo
  */
-export function drawSinkToggle({ store }, parts) {
+export function drawSinkToggle({ store }, parts, mapInfo) {
   const state = store.get();
-  const layer = selectLayer(state);
-  const { sink } = parts.mapInfo;
-  const token = sink ? quoteToken(selectTokens(selectSession(state), layer).columnLabels[sink.key]) : "";
-  parts.badge.hidden = !isSinkHidden(state, layer, parts.mapInfo);
+  const { session, layer } = selectHead(state);
+  const { sink } = mapInfo;
+  const token = sink ? quoteToken(selectTokens(session, layer).columnLabels[sink.key]) : "";
+  parts.badge.hidden = !isSinkHidden(state, layer, mapInfo);
   parts.badge.textContent = `renormalized without ${token}`;
-  if (!sink || !layer.can_hide_keys) return replaceContent(parts.sinkToggle);
-  const checkbox = element("input", { type: "checkbox", onchange: () => store.set({ hideSink: checkbox.checked }) });
+  if (!sink || !layer.can_hide_keys) {
+    replaceContent(parts.sinkToggle);
+    return;
+  }
+  const checkbox = element("input", { type: "checkbox" });
+  checkbox.addEventListener("change", () => store.set({ hideSink: checkbox.checked }));
   checkbox.checked = state.hideSink;
   const title = `Sets the weight of ${token} to 0 and renormalizes each row.`;
-  return replaceContent(
+  replaceContent(
     parts.sinkToggle,
     element(
       "label",

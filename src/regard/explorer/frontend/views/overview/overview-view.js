@@ -1,16 +1,35 @@
 // The Overview: thumbnails of all heads, ordered by layer or by a measure, filtered by kind.
 
-import { rampGradient, colorRamp } from "../../lib/color/palettes.js";
-import { button, segmentedControl, element, replaceContent, select } from "../../lib/element.js";
-import { kindLabel, measureDescription, measureTitle, measuresIn } from "../../lib/head-measures.js";
-import { headCard, labelHeadCard, paintThumbnail } from "./head-card.js";
-import { runModel } from "../../app/run-model.js";
 import { sqrtScale } from "../../lib/color/color-scale.js";
-import { selectSession } from "../../state/selectors.js";
+import { colorRamp, rampGradient } from "../../lib/color/palettes.js";
+import { button, element, replaceContent } from "../../lib/element.js";
+import { measureDescription, measureTitle } from "../../lib/head-measures.js";
+import { selectHead } from "../../state/selectors.js";
 import { effectiveTheme } from "../../state/theme.js";
+import { isOfKind, sortEntries } from "./card-order.js";
+import { headCard, labelHeadCard, paintThumbnail } from "./head-card.js";
+import { drawControls } from "./overview-controls.js";
+
+/**
+ * @import { Context, HeadTable, Layer, Ramp, State, Text } from "../../lib/types.js"
+ * @import { HeadCard } from "./head-card.js"
+ */
 
 const THUMBNAIL_SIZE = 64; // cells per side
 
+/**
+ * @typedef {{card: HeadCard, value: number | null}} CardEntry
+ * @typedef {Object} Parts
+ * @property {HTMLElement} controls
+ * @property {HTMLElement} grid
+ * @property {HTMLElement} measureNote
+ * @property {HTMLElement} legend
+ * @property {Map<string, HeadCard>} cards by layer and head
+ * @property {HeadTable | null} table
+ * @property {number | null} sampledRows
+ */
+
+/** @param {Context} context */
 export function overviewView(context) {
   const controls = element("div", { class: "toolbar" });
   const grid = element("div", { class: "head-grid" });
@@ -25,10 +44,10 @@ export function overviewView(context) {
     grid,
     measureNote,
   );
-  const cards = new Map();
-  const parts = { controls, legend, grid, measureNote, cards, table: null, sampledRows: null };
+  /** @type {Parts} */
+  const parts = { controls, legend, grid, measureNote, cards: new Map(), table: null, sampledRows: null };
   const begin = () => {
-    cards.clear();
+    parts.cards.clear();
     parts.table = null;
     makeCards(context, parts);
     arrange(context, parts);
@@ -43,10 +62,13 @@ export function overviewView(context) {
   return node;
 }
 
-/** The introduction, with example texts. */
+/**
+ * The introduction, with example texts.
+ * @param {Context} context
+ */
 function introduction(context) {
   const { serverState } = context.store.get();
-  const examples = context.source.kind === "server" ? (serverState.examples ?? []) : [];
+  const examples = context.source.kind === "server" ? (serverState?.examples ?? []) : [];
   const node = element(
     "div",
     { class: "intro" },
@@ -65,7 +87,7 @@ function introduction(context) {
         { class: "example-links" },
         "Examples: ",
         examples.map(({ title, text, model }) =>
-          button(title, () => runModel(context, text, model).catch(context.showError), {
+          button(title, () => context.runModel(text, model).catch(context.showError), {
             class: "link",
             title: `Runs the model ${model} on: ${text}`,
           }),
@@ -76,20 +98,28 @@ function introduction(context) {
   return node;
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function makeCards({ store }, { cards }) {
   const state = store.get();
-  for (const layer of selectSession(state).layers) {
+  for (const layer of selectHead(state).session.layers) {
     for (const head of layer.head_indices) cards.set(`${layer.index} ${head}`, headCard(store, layer, head));
   }
 }
 
-/** Requests the thumbnails layer by layer, and the table of measures. */
+/**
+ * Requests the thumbnails layer by layer, and the table of measures.
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function load(context, parts) {
   const { session, stateVersion } = context.store.get();
   const isStale = () => context.store.get().stateVersion !== stateVersion || context.store.get().view !== "overview";
   const table = context.headTable(session, stateVersion);
   table.catch(() => {}); // the error is shown after the thumbnails, below
-  for (const layer of selectSession(context.store.get()).layers) {
+  for (const layer of selectHead(context.store.get()).session.layers) {
     try {
       const { values, arrays } = await context.requestCached("thumbnails", {
         session,
@@ -115,7 +145,12 @@ async function load(context, parts) {
   }
 }
 
-/** Paints the thumbnails of all layers, or of one. */
+/**
+ * Paints the thumbnails of all layers, or of one.
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {number | null} [onlyLayer]
+ */
 function repaint({ store }, { cards }, onlyLayer = null) {
   const state = store.get();
   const ramp = colorRamp("ink", effectiveTheme(state));
@@ -125,13 +160,17 @@ function repaint({ store }, { cards }, onlyLayer = null) {
   }
 }
 
-/** Orders and filters the cards, and labels them with measures and kinds. */
+/**
+ * Orders and filters the cards, and labels them with measures and kinds.
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function arrange(context, parts) {
   const { store } = context;
   const state = store.get();
-  drawControls(context, parts);
+  drawControls(context, parts.controls, parts.table);
   const rows = new Map((parts.table?.rows ?? []).map((row) => [`${row.layer} ${row.head}`, row]));
-  const values = [...rows.values()].map((row) => row[state.measure]).filter((x) => x !== null && x !== undefined);
+  const values = [...rows.values()].flatMap((row) => row[state.measure] ?? []);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const ramp = colorRamp("ink", effectiveTheme(state));
   const entries = [...parts.cards.entries()].map(([name, card]) => ({
@@ -139,15 +178,8 @@ function arrange(context, parts) {
     value: rows.get(name)?.[state.measure] ?? null,
   }));
   for (const { card, value } of entries)
-    labelHeadCard(card, value, (value - low) / (high - low || 1), ramp, parts.table, state.measure);
-  const filtered =
-    state.kindFilter && parts.table
-      ? entries.filter(({ card }) =>
-          (parts.table.heads_by_kind[state.kindFilter] ?? []).some(
-            ([l, h]) => l === card.layer.index && h === card.head,
-          ),
-        )
-      : entries;
+    labelHeadCard(card, value, ((value ?? low) - low) / (high - low || 1), ramp, parts.table, state.measure);
+  const filtered = entries.filter(({ card }) => isOfKind(parts.table, state.kindFilter, card.layer.index, card.head));
   layOutCards(parts, state, filtered);
   const sampling = parts.sampledRows
     ? ` The thumbnails of this long text use ${parts.sampledRows} sampled rows per cell.`
@@ -160,7 +192,10 @@ function arrange(context, parts) {
   );
 }
 
-/** The legend of all thumbnails: weights from 0 to 1 on a square-root scale. */
+/**
+ * The legend of all thumbnails: weights from 0 to 1 on a square-root scale.
+ * @param {Ramp} ramp
+ */
 function weightLegend(ramp) {
   const bar = element("span", { class: "color-ramp", "aria-hidden": "true" });
   bar.style.background = rampGradient(ramp, sqrtScale);
@@ -175,12 +210,14 @@ function weightLegend(ramp) {
   );
 }
 
+/**
+ * @param {Parts} parts
+ * @param {State} state
+ * @param {CardEntry[]} entries
+ */
 function layOutCards({ grid }, state, entries) {
   const isByLayer = state.headOrder === "layer";
-  const sign = state.headOrder === "smallest" ? 1 : -1;
-  const sorted = isByLayer
-    ? entries
-    : entries.slice().sort((a, b) => sign * ((a.value ?? -sign * Infinity) - (b.value ?? -sign * Infinity)));
+  const sorted = sortEntries(entries, state.headOrder);
   if (!isByLayer || state.kindFilter) {
     grid.className = "head-grid head-ranking";
     replaceContent(
@@ -193,7 +230,7 @@ function layOutCards({ grid }, state, entries) {
   }
   grid.className = "head-grid";
   const layers = [...new Set(sorted.map(({ card }) => card.layer))];
-  const { texts } = selectSession(state);
+  const { texts } = selectHead(state).session;
   replaceContent(
     grid,
     layers.map((layer) =>
@@ -216,63 +253,12 @@ function layOutCards({ grid }, state, entries) {
   );
 }
 
+/**
+ * @param {Text[]} texts
+ * @param {Layer} layer
+ */
 function layerTextNames(texts, layer) {
   return layer.query_text === layer.key_text
     ? texts[layer.query_text].name
     : `${texts[layer.query_text].name} → ${texts[layer.key_text].name}`;
-}
-
-function drawControls({ store }, { controls, table }) {
-  const state = store.get();
-  const measures = table ? measuresIn(table.columns) : [state.measure];
-  const isListed = ([kind, heads]) => heads.length || kind === state.kindFilter;
-  const kinds = table ? Object.entries(table.heads_by_kind).filter(isListed) : [];
-  replaceContent(
-    controls,
-    element(
-      "label",
-      { class: "field" },
-      "Measure ",
-      select(
-        "Measure",
-        measures.map((name) => [name, measureTitle(name)]),
-        state.measure,
-        (measure) => store.set({ measure }),
-      ),
-    ),
-    segmentedControl(
-      "Order",
-      [
-        ["layer", "By layer"],
-        ["largest", "Largest first"],
-        ["smallest", "Smallest first"],
-      ],
-      state.headOrder,
-      (headOrder) => store.set({ headOrder }),
-    ),
-    segmentedControl(
-      "Pooling",
-      [
-        ["mean", "Mean", "A cell of a thumbnail shows the mean of its weights"],
-        ["max", "Max", "A cell of a thumbnail shows the largest of its weights"],
-      ],
-      state.pooling,
-      (pooling) => store.set({ pooling }),
-    ),
-    element("div", { class: "spacer" }),
-    kinds.length
-      ? element(
-          "div",
-          { class: "chip-group", role: "group", "aria-label": "Kinds of heads" },
-          [["", null], ...kinds].map(([kind, heads]) =>
-            button(kind ? `${kindLabel(kind)} ${heads.length}` : "all", () => store.set({ kindFilter: kind }), {
-              class: "chip",
-              "aria-pressed": String(state.kindFilter === kind),
-              title: kind ? `${measureTitle(kind)}: ${measureDescription(kind)}` : "All heads",
-              "data-kind": kind,
-            }),
-          ),
-        )
-      : null,
-  );
 }

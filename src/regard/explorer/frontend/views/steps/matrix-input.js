@@ -1,6 +1,9 @@
 // A small matrix with editable numbers; a whole matrix can be pasted.
 
 import { button, element, replaceContent } from "../../lib/element.js";
+import { parseMatrix, resizeMatrix } from "./parse-matrix.js";
+
+/** @import { Matrix } from "../../lib/types.js" */
 
 const MAX_SIZE = 12; // rows or columns
 
@@ -14,6 +17,7 @@ const MAX_SIZE = 12; // rows or columns
 export function matrixInput(name, values, color, onChange) {
   let matrix = values.map((row) => row.slice());
   const table = element("table", { class: `matrix is-editable ${color}-color` });
+  /** @param {Matrix} next */
   const replaceMatrix = (next) => {
     matrix = next;
     draw();
@@ -36,7 +40,7 @@ export function matrixInput(name, values, color, onChange) {
                 "aria-label": `${name}, row ${i + 1}, column ${j + 1}`,
                 value: x,
               });
-              input.value = x;
+              input.value = String(x);
               input.addEventListener("input", () => {
                 const value = Number(input.value.replace(",", "."));
                 const isValid = Number.isFinite(value) && input.value.trim() !== "";
@@ -48,7 +52,7 @@ export function matrixInput(name, values, color, onChange) {
                 onChange(matrix);
               });
               input.addEventListener("paste", (event) => {
-                const pasted = parseMatrix(event.clipboardData.getData("text"));
+                const pasted = parseMatrix(event.clipboardData?.getData("text") ?? "");
                 if (!pasted) return;
                 event.preventDefault();
                 replaceMatrix(pasted);
@@ -60,13 +64,21 @@ export function matrixInput(name, values, color, onChange) {
       ),
     );
   draw();
-  const resized = (rows, columns) =>
-    Array.from({ length: rows }, (_, i) => Array.from({ length: columns }, (_unused, j) => matrix[i]?.[j] ?? 0));
+  /**
+   * @param {number} addedRows
+   * @param {number} addedColumns
+   */
   const resize = (addedRows, addedColumns) => () => {
     const [rows, columns] = [matrix.length + addedRows, matrix[0].length + addedColumns];
     const isAllowed = Math.min(rows, columns) >= 1 && Math.max(rows, columns) <= MAX_SIZE;
-    if (isAllowed) replaceMatrix(resized(rows, columns));
+    if (isAllowed) replaceMatrix(resizeMatrix(matrix, rows, columns));
   };
+  /**
+   * @param {string} text
+   * @param {string} label
+   * @param {number} rows
+   * @param {number} columns
+   */
   const resizeButton = (text, label, rows, columns) =>
     button(text, resize(rows, columns), {
       class: "quiet-button tiny",
@@ -91,24 +103,4 @@ export function matrixInput(name, values, color, onChange) {
     ),
     table,
   );
-}
-
-/** Parses a matrix: line breaks or semicolons separate rows, spaces or commas separate numbers. Null if invalid. */
-function parseMatrix(text) {
-  const rows = text
-    .trim()
-    .replace(/[[\]()]/g, " ")
-    .split(/[;\n]+/)
-    .map((row) =>
-      row
-        .trim()
-        .split(/[\s,]+/)
-        .filter(Boolean)
-        .map(Number),
-    )
-    .filter((row) => row.length);
-  const isMatrix =
-    rows.length * (rows[0]?.length ?? 0) > 1 &&
-    rows.every((row) => row.length === rows[0].length && row.every(Number.isFinite));
-  return isMatrix ? rows : null;
 }

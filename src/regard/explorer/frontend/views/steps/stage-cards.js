@@ -3,9 +3,16 @@
 import { element } from "../../lib/element.js";
 import { matrixTable } from "../../widgets/number-tables.js";
 
+/** @import { Stage, Steps } from "../../lib/types.js" */
+
+/** @type {Record<string, string>} */
 const COLORS = { K: "key", V: "value", output: "value" }; // all other stages have the query's color
 
-/** The cards of all stages except the inputs. @param {Set<string>} inputNames */
+/**
+ * The cards of all stages except the inputs.
+ * @param {Steps} steps
+ * @param {Set<string>} inputNames
+ */
 export function stageCards({ stages, query_labels = [], key_labels = [] }, inputNames) {
   return stages
     .filter((stage) => !inputNames.has(stage.name))
@@ -26,12 +33,19 @@ export function stageCards({ stages, query_labels = [], key_labels = [] }, input
     );
 }
 
-/** The values of a stage as a table: a scalar as 1 × 1, a vector as a column. */
+/**
+ * The values of a stage as a table: a scalar as 1 × 1, a vector as a column.
+ * @param {Stage} stage
+ * @param {string[]} queryLabels
+ * @param {string[]} keyLabels
+ */
 function stageTable({ name, values, axes = [] }, queryLabels, keyLabels) {
-  const labels = (axis) => (({ query: queryLabels, key: keyLabels })[axis] ?? []).map(String);
+  /** @param {string} axis */
+  const labels = (axis) => (axis === "query" ? queryLabels : axis === "key" ? keyLabels : []).map(String);
   const color = COLORS[name] ?? "query";
   if (!Array.isArray(values)) return matrixTable([[values]], { color });
-  if (Array.isArray(values[0])) return matrixTable(values, { rows: labels(axes[0]), columns: labels(axes[1]), color });
+  if (values.every(Array.isArray))
+    return matrixTable(values, { rows: labels(axes[0]), columns: labels(axes[1]), color });
   return matrixTable(
     values.map((x) => [x]),
     { rows: labels(axes[0]), color },

@@ -1,14 +1,21 @@
 // The Steps view: every stage of attention on small editable matrices.
 
-import { codeBox } from "../../widgets/code-box.js";
-import { segmentedControl, element, replaceContent, select, slider } from "../../lib/element.js";
+import { element, replaceContent, segmentedControl, select, slider } from "../../lib/element.js";
 import { formatNumber, formatWholePercent } from "../../lib/format.js";
+import { codeBox } from "../../widgets/code-box.js";
 import { matrixInput } from "./matrix-input.js";
 import { stageCards } from "./stage-cards.js";
 
+/**
+ * @import { Context, InputMatrices, InputName, Steps, WalkthroughExample, WalkthroughOptions } from "../../lib/types.js"
+ */
+
+/** @type {Record<InputName, string>} */
 const COLORS = { q: "query", k: "key", v: "value", w_q: "query", w_k: "key", w_v: "value", x: "ink" };
+/** @type {Record<InputName, string>} */
 const MATRIX_NAMES = { x: "X", w_q: "W_Q", w_k: "W_K", w_v: "W_V", q: "Q", k: "K", v: "V" };
 const INPUT_DEBOUNCE_MS = 120;
+/** @type {WalkthroughExample} */
 const CUSTOM_EXAMPLE = {
   name: "",
   q: [
@@ -28,7 +35,36 @@ const CUSTOM_EXAMPLE = {
   ],
 };
 
+/**
+ * @typedef {Object} Options
+ * @property {number} temperature
+ * @property {number | null} scale
+ * @property {string} mask
+ * @property {string} normalizer
+ * @property {number} dropout
+ * @property {number} seed
+ */
+
+/**
+ * @typedef {Object} Parts
+ * @property {HTMLElement} optionRow
+ * @property {HTMLElement} inputs
+ * @property {HTMLElement} stages
+ * @property {HTMLElement} note
+ * @property {HTMLElement} code
+ * @property {HTMLElement} presets
+ * @property {HTMLElement} formula
+ * @property {InputMatrices} matrices
+ * @property {string[] | null} tokens
+ * @property {WalkthroughExample[]} examples
+ * @property {number} requestId
+ * @property {ReturnType<typeof setTimeout> | undefined} timer
+ * @property {Options} options
+ */
+
+/** @param {Context} context */
 export function stepsView(context) {
+  /** @type {Parts} */
   const parts = {
     optionRow: element("div", { class: "option-row" }),
     inputs: element("div", { class: "matrix-inputs" }),
@@ -37,10 +73,11 @@ export function stepsView(context) {
     code: element("div", { class: "code-boxes" }),
     presets: element("div"),
     formula: element("p", { class: "formula is-large" }),
-    matrices: null,
+    matrices: {},
+    tokens: null,
     examples: [],
     requestId: 0,
-    timer: 0,
+    timer: undefined,
     options: { temperature: 1, scale: null, mask: "none", normalizer: "softmax", dropout: 0, seed: 1 },
   };
   context.end(() => clearTimeout(parts.timer));
@@ -73,6 +110,10 @@ export function stepsView(context) {
   );
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function begin(context, parts) {
   try {
     const { values } = await context.requestCached("walkthrough_examples", {});
@@ -82,24 +123,36 @@ async function begin(context, parts) {
   } catch (error) {
     context.showError(error);
   }
-  const choices = [...parts.examples.map(({ name, title }) => [name, title ?? name]), ["", "Custom Q, K, V"]];
+  /** @type {Array<[string, string]>} */
+  const choices = parts.examples.map(({ name, title }) => [name, title ?? name]);
   replaceContent(
     parts.presets,
-    segmentedControl("Examples", choices, parts.examples[0]?.name ?? "", (name) => loadExample(context, parts, name)),
+    segmentedControl("Examples", [...choices, ["", "Custom Q, K, V"]], parts.examples[0]?.name ?? "", (name) =>
+      loadExample(context, parts, name),
+    ),
   );
   loadExample(context, parts, parts.examples[0]?.name ?? "");
 }
 
-/** The available options: all with Python; in an exported file, those that the page can compute. */
+/**
+ * The available options: all with Python; in an exported file, those that the page can compute.
+ * @param {Context} context
+ */
 async function availableOptions(context) {
   if (context.source.kind !== "file") return { hasDropout: true };
   const { values } = await context.requestCached("stage_templates", {});
   return { masks: Object.keys(values.formulas), normalizers: Object.keys(values.stages), hasDropout: false };
 }
 
-/** Loads the matrices of an example. */
+/**
+ * Loads the matrices of an example.
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {string} name
+ */
 function loadExample(context, parts, name) {
   const example = parts.examples.find((candidate) => candidate.name === name) ?? CUSTOM_EXAMPLE;
+  /** @type {InputName[]} */
   const inputs = example.x ? ["x", "w_q", "w_k", "w_v"] : ["q", "k", "v"];
   parts.matrices = Object.fromEntries(inputs.map((input) => [input, example[input]]));
   parts.tokens = example.tokens ?? null;
@@ -122,7 +175,7 @@ function loadExample(context, parts, name) {
   replaceContent(
     parts.inputs,
     inputs.map((input) =>
-      matrixInput(MATRIX_NAMES[input], parts.matrices[input], COLORS[input], (values) => {
+      matrixInput(MATRIX_NAMES[input], example[input] ?? [[0]], COLORS[input], (values) => {
         parts.matrices = { ...parts.matrices, [input]: values };
         updateDebounced(context, parts);
       }),
@@ -131,12 +184,19 @@ function loadExample(context, parts, name) {
   update(context, parts);
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {WalkthroughOptions & { hasDropout: boolean }} available
+ */
 function optionControls(context, parts, { masks, normalizers, hasDropout }) {
+  /** @param {Partial<Options>} patch */
   const setOptions = (patch) => {
     Object.assign(parts.options, patch);
     updateDebounced(context, parts);
   };
-  const toOptions = (names) => names.map((name) => [name, name]);
+  /** @param {string[]} names */
+  const toOptions = (names) => names.map((name) => /** @type {[string, string]} */ ([name, name]));
   return [
     element(
       "label",
@@ -164,22 +224,31 @@ function optionControls(context, parts, { masks, normalizers, hasDropout }) {
       (x) => (x ? formatNumber(x, 2) : "1/√d"),
       (x) => setOptions({ scale: x || null }),
     ),
-    hasDropout
-      ? slider("Dropout", [0, 0.9, 0.1], 0, formatWholePercent, (dropout) => setOptions({ dropout }))
-      : null,
+    hasDropout ? slider("Dropout", [0, 0.9, 0.1], 0, formatWholePercent, (dropout) => setOptions({ dropout })) : null,
   ];
 }
 
-/** A power of ten with three digits, which also appears in formulas. */
+/**
+ * A power of ten with three digits, which also appears in formulas.
+ * @param {number} x
+ */
 function powerOfTen(x) {
   return Number((10 ** x).toPrecision(3));
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function updateDebounced(context, parts) {
   clearTimeout(parts.timer);
   parts.timer = setTimeout(() => update(context, parts), INPUT_DEBOUNCE_MS);
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function update(context, parts) {
   parts.requestId += 1;
   const requestId = parts.requestId;
@@ -199,12 +268,22 @@ async function update(context, parts) {
     if (requestId === parts.requestId) draw(context, parts, values);
   } catch (error) {
     if (requestId !== parts.requestId) return;
-    replaceContent(parts.stages, element("p", { class: "error-text", role: "alert" }, error.message));
+    replaceContent(
+      parts.stages,
+      element("p", { class: "error-text", role: "alert" }, error instanceof Error ? error.message : String(error)),
+    );
   }
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {Steps} response
+ */
 function draw(context, parts, response) {
-  const inputNames = new Set(Object.keys(parts.matrices).map((input) => MATRIX_NAMES[input]));
+  const inputNames = new Set(
+    Object.entries(MATRIX_NAMES).flatMap(([input, name]) => (input in parts.matrices ? [name] : [])),
+  );
   replaceContent(parts.formula, response.formula);
   replaceContent(parts.stages, stageCards(response, inputNames));
   replaceContent(

@@ -1,17 +1,41 @@
 // The Text view: the text, shaded by the keys that a token attends to and the queries that attend to it.
 
-import { segmentedControl, element, replaceContent } from "../../lib/element.js";
-import { headToolbar } from "../../widgets/head-toolbar.js";
-import { drawTopTokens } from "../../widgets/top-tokens.js";
 import { sqrtScale } from "../../lib/color/color-scale.js";
-import { selectLayer, selectSession, selectTokens } from "../../state/selectors.js";
+import { element, replaceContent, segmentedControl } from "../../lib/element.js";
+import { selectHead, selectTokens } from "../../state/selectors.js";
+import { headToolbar } from "../../widgets/head-toolbar.js";
 import { TokenFlow } from "../../widgets/token-flow.js";
+import { drawTopTokens } from "../../widgets/top-tokens.js";
+import { pinTokens, queriesAndKeys, tokenRange } from "./token-selection.js";
+
+/**
+ * @import { Context, Layer, PartialCharacters, Side, State } from "../../lib/types.js"
+ * @import { Item } from "../../widgets/token-lines.js"
+ * @import { TokenWeights } from "../../widgets/top-tokens.js"
+ * @import { Selection } from "./token-selection.js"
+ */
 
 const MIN_SHADED_WEIGHT = 0.003;
+/** @type {Side[]} */
+const SIDES = ["query", "key"];
 const HOVER_DELAY_MS = 40;
 
+/**
+ * @typedef {Object} Parts
+ * @property {HTMLElement} panes
+ * @property {HTMLElement} sidebar
+ * @property {Partial<Record<Side, TokenFlow>>} flows one for self-attention, two for cross-attention
+ * @property {Selection | null} hovered
+ * @property {TokenWeights | null} weights
+ * @property {string} requestId
+ * @property {string} sentence the last announced sentence
+ * @property {ReturnType<typeof setTimeout> | undefined} timer
+ */
+
+/** @param {Context} context */
 export function textView(context) {
   const { store } = context;
+  /** @type {Parts} */
   const parts = {
     panes: element("div", { class: "panes" }),
     sidebar: element("aside", { class: "sidebar" }),
@@ -19,6 +43,8 @@ export function textView(context) {
     hovered: null,
     weights: null,
     requestId: "",
+    sentence: "",
+    timer: undefined,
   };
   const units = segmentedControl(
     "Units",
@@ -30,13 +56,14 @@ export function textView(context) {
     (name) => store.set({ showWords: name === "words" }),
   );
   context.subscribe((_, changed) => {
+    /** @param {...string} names */
     const has = (...names) => names.some((name) => changed.has(name));
     if (has("serverState", "session", "layer", "showWords")) build(context, parts);
     else if (has("head", "pinnedTokens", "pinnedSide")) update(context, parts);
   });
   context.end(() => {
     clearTimeout(parts.timer);
-    Object.values(parts.flows).forEach((flow) => flow.dispose());
+    for (const flow of Object.values(parts.flows)) flow.dispose();
   });
   build(context, parts);
   return element(
@@ -47,18 +74,29 @@ export function textView(context) {
   );
 }
 
-/** Shows the text, or two texts if queries and keys are of different ones (cross-attention). */
+/**
+ * Shows the text, or two texts if queries and keys are of different ones (cross-attention).
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function build(context, parts) {
   const state = context.store.get();
-  const tokens = selectTokens(selectSession(state), selectLayer(state));
-  const { texts } = selectSession(state);
-  const layer = selectLayer(state);
-  Object.values(parts.flows).forEach((flow) => flow.dispose());
+  const { session, layer } = selectHead(state);
+  const { texts } = session;
+  const tokens = selectTokens(session, layer);
+  for (const flow of Object.values(parts.flows)) flow.dispose();
+  /**
+   * @param {Side} side
+   * @param {string} title
+   * @param {string[]} tokenTexts
+   * @param {number[]} words
+   * @param {PartialCharacters} partialCharacters
+   */
   const createPane = (side, title, tokenTexts, words, partialCharacters) => {
     const flow = new TokenFlow({
       label: `${title}. The left and right keys move, Enter pins a token, Shift+Enter adds one, Escape unpins all.`,
       point: (item) => hover(context, parts, side, item),
-      pick: (item, add) => pin(context, side, tokenRange(item), add),
+      pick: (item, add) => context.store.set(pinTokens(context.store.get(), side, tokenRange(item), add)),
       span: (item) => context.store.set({ pinnedTokens: tokenRange(item), pinnedSide: side }),
       clear: () => context.store.set({ pinnedTokens: [] }),
     });
@@ -67,7 +105,9 @@ function build(context, parts) {
     return element("div", { class: "pane" }, tokens.isCrossAttention ? element("h3", {}, title) : null, flow.node);
   };
   parts.flows = {};
+  /** @type {[string[], number[], PartialCharacters]} */
   const queries = [tokens.rows, tokens.rowWords, tokens.rowParts];
+  /** @type {[string[], number[], PartialCharacters]} */
   const keys = [tokens.columns, tokens.columnWords, tokens.columnParts];
   const panes = tokens.isCrossAttention
     ? [
@@ -81,38 +121,39 @@ function build(context, parts) {
   update(context, parts);
 }
 
-function tokenRange(item) {
-  return Array.from({ length: item.last - item.first + 1 }, (_, n) => item.first + n);
-}
-
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {Side} side
+ * @param {Item | null} item
+ */
 function hover(context, parts, side, item) {
   parts.hovered = item ? { side, tokens: tokenRange(item) } : null;
   clearTimeout(parts.timer);
   parts.timer = setTimeout(() => update(context, parts), HOVER_DELAY_MS);
 }
 
-/** Pins tokens, or unpins them if they are pinned; `add` keeps the other pinned tokens. */
-function pin({ store }, side, tokens, add) {
-  const { pinnedTokens, pinnedSide } = store.get();
-  const isPinned = side === pinnedSide && tokens.every((token) => pinnedTokens.includes(token));
-  if (add && side === pinnedSide) {
-    const rest = pinnedTokens.filter((token) => !tokens.includes(token));
-    store.set({ pinnedTokens: isPinned ? rest : [...rest, ...tokens].sort((a, b) => a - b), pinnedSide: side });
-  } else store.set({ pinnedTokens: isPinned && pinnedTokens.length === tokens.length ? [] : tokens, pinnedSide: side });
-}
-
-/** The hovered tokens, else the pinned ones. */
+/**
+ * The hovered tokens, else the pinned ones.
+ * @param {State} state
+ * @param {Parts} parts
+ * @returns {Selection | null}
+ */
 function activeTokens(state, parts) {
   return parts.hovered ?? (state.pinnedTokens.length ? { side: state.pinnedSide, tokens: state.pinnedTokens } : null);
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function update(context, parts) {
   const state = context.store.get();
   const active = activeTokens(state, parts);
-  const layer = selectLayer(state);
+  const { layer } = selectHead(state);
   const head = `${state.stateVersion} ${state.session} ${layer.index} ${state.head}`;
   const requestId = active ? `${head} ${active.side} ${active.tokens}` : "";
-  if (requestId && requestId !== parts.requestId) {
+  if (active && requestId !== parts.requestId) {
     parts.requestId = requestId;
     try {
       const weights = await fetchTokenWeights(context, state, layer, active);
@@ -130,16 +171,17 @@ async function update(context, parts) {
   updateTokenShading(context, parts);
 }
 
-/** The weights of tokens as queries (row) and as keys (column). */
-async function fetchTokenWeights({ request }, state, layer, { side, tokens }) {
+/**
+ * The weights of tokens as queries (row) and as keys (column).
+ * @param {Context} context
+ * @param {State} state
+ * @param {Layer} layer
+ * @param {Selection} selection
+ * @returns {Promise<TokenWeights>}
+ */
+async function fetchTokenWeights({ request }, state, layer, selection) {
   const params = { session: state.session, layer: layer.index, heads: [state.head] };
-  const isCrossAttention = layer.query_text !== layer.key_text;
-  const queries = isCrossAttention
-    ? side === "query"
-      ? tokens
-      : []
-    : tokens.map((t) => t - layer.query_offset).filter((q) => q >= 0 && q < layer.num_queries);
-  const keys = isCrossAttention ? (side === "key" ? tokens : []) : tokens.filter((t) => t < layer.num_keys);
+  const { queries, keys } = queriesAndKeys(layer, selection);
   const [row, column] = await Promise.all([
     queries.length ? request("query_weights", { ...params, queries }) : null,
     keys.length ? request("key_weights", { ...params, keys }) : null,
@@ -147,17 +189,28 @@ async function fetchTokenWeights({ request }, state, layer, { side, tokens }) {
   return { row: row?.arrays.mean.data ?? null, column: column?.arrays.sum.data ?? null, queries, keys };
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function updateTokenShading(context, parts) {
   const state = context.store.get();
-  const layer = selectLayer(state);
+  const { session, layer } = selectHead(state);
   const isCrossAttention = layer.query_text !== layer.key_text;
   const { weights } = parts;
+  /**
+   * @param {Float32Array | null | undefined} values
+   * @param {number} first
+   * @param {number} last
+   */
   const shade = (values, first, last) => {
     let sum = 0;
     for (let n = first; n <= last; n += 1) sum += values?.[n] ?? 0;
     return sum > MIN_SHADED_WEIGHT ? sqrtScale(sum) : 0;
   };
-  for (const [side, flow] of Object.entries(parts.flows)) {
+  for (const side of SIDES) {
+    const flow = parts.flows[side];
+    if (!flow) continue;
     const isKeys = !isCrossAttention || side === "key";
     const isQueries = !isCrossAttention || side === "query";
     const offset = isCrossAttention ? 0 : layer.query_offset;
@@ -167,12 +220,18 @@ function updateTokenShading(context, parts) {
       state: tokenState(state, parts, side, first),
     }));
   }
-  const tokens = selectTokens(selectSession(state), layer);
+  const tokens = selectTokens(session, layer);
   const sentence = drawTopTokens(parts.sidebar, { weights, tokens, showWords: state.showWords, isCrossAttention });
   if (sentence && sentence !== parts.sentence) context.announce(sentence);
   parts.sentence = sentence;
 }
 
+/**
+ * @param {State} state
+ * @param {Parts} parts
+ * @param {Side} side
+ * @param {number} token
+ */
 function tokenState(state, parts, side, token) {
   const isHovered = parts.hovered?.side === side && parts.hovered.tokens.includes(token);
   const isPinned = state.pinnedSide === side && state.pinnedTokens.includes(token);

@@ -2,13 +2,20 @@
 
 import { chart } from "../../charts/chart.js";
 import { colorRamp, curveColor, rampGradient, rampOffset } from "../../lib/color/palettes.js";
-import { svgElement, element } from "../../lib/element.js";
+import { context2d, element, svgElement } from "../../lib/element.js";
 import { formatNumber, formatTick } from "../../lib/format.js";
 
-const SIZE = [380, 280];
-const STYLES = { line: "line", dashed: "dashed", points: "points" };
+/** @import { ChartPanel, ImagePanel, PackedArray, Series, Theme } from "../../lib/types.js" */
 
-/** A panel as a figure: curves with a legend, or a matrix as an image. */
+/** @type {[number, number]} */
+const SIZE = [380, 280];
+
+/**
+ * A panel as a figure: curves with a legend, or a matrix as an image.
+ * @param {ChartPanel | ImagePanel} panel
+ * @param {Record<string, PackedArray>} arrays
+ * @param {Theme} theme
+ */
 export function panelFigure(panel, arrays, theme) {
   return element(
     "figure",
@@ -18,13 +25,17 @@ export function panelFigure(panel, arrays, theme) {
   );
 }
 
+/**
+ * @param {ChartPanel} panel
+ * @param {Theme} theme
+ */
 function curves({ title, xlabel, ylabel, log_x, log_y, series }, theme) {
   const figure = chart({
     curves: series.map(({ label, style, color_index: color, x, y }) => ({
       name: label,
       title: label,
       color: curveColor(color, theme),
-      style: STYLES[style],
+      style,
       points: x.map((value, n) => [value ?? NaN, y[n] ?? NaN]), // JSON has null for NaN
     })),
     label: title,
@@ -36,6 +47,10 @@ function curves({ title, xlabel, ylabel, log_x, log_y, series }, theme) {
   return [figure, legend(series, theme)];
 }
 
+/**
+ * @param {Series[]} series
+ * @param {Theme} theme
+ */
 function legend(series, theme) {
   const labeled = series.filter(({ label }) => label);
   return element(
@@ -47,6 +62,10 @@ function legend(series, theme) {
   );
 }
 
+/**
+ * @param {string} style
+ * @param {string} color
+ */
 function legendMark(style, color) {
   const dashes = style === "dashed" ? "5 3" : null;
   return svgElement(
@@ -66,11 +85,17 @@ function legendMark(style, color) {
   );
 }
 
+/**
+ * @param {ImagePanel} panel
+ * @param {PackedArray} matrix
+ * @param {Theme} theme
+ */
 function matrixImage({ title, xlabel, ylabel, signed }, { data, shape: [rows, columns] }, theme) {
   const ramp = colorRamp(signed ? "difference" : "ink", theme);
   const numbers = Array.from(data).filter(Number.isFinite);
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
   const limit = Math.max(Math.abs(low), Math.abs(high)) || 1;
+  /** @type {(x: number) => number} */
   const toFraction = signed ? (x) => 0.5 + x / limit / 2 : (x) => (x - low) / (high - low || 1);
   const canvas = element("canvas", {
     width: columns,
@@ -85,7 +110,7 @@ function matrixImage({ title, xlabel, ylabel, signed }, { data, shape: [rows, co
     const offset = rampOffset(toFraction(x));
     image.data.set([ramp[offset], ramp[offset + 1], ramp[offset + 2], 255], 4 * n);
   });
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  context2d(canvas).putImageData(image, 0, 0);
   const ends = signed ? [-limit, limit] : [low, high];
   const bar = element("span", { class: "color-ramp" });
   bar.style.background = rampGradient(ramp);

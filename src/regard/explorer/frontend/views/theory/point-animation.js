@@ -1,19 +1,32 @@
 // An animation of points on a circle, on a sphere or in the plane.
 
 import { curveColor } from "../../lib/color/palettes.js";
-import { button, element, slider } from "../../lib/element.js";
+import { button, context2d, element, slider } from "../../lib/element.js";
 import { formatNumber } from "../../lib/format.js";
 import { effectiveTheme } from "../../state/theme.js";
+import { interpolatePoints, isOnUnitSphere, maxRadius, project } from "./point-projection.js";
+
+/** @import { AnimationPanel, Context, PackedArray, Theme } from "../../lib/types.js" */
 
 const ANIMATION_S = 8;
 const SIDE_PX = 380;
-const TILT = 0.42; // of the sphere's axis toward the viewer, in radians
 const DOT_RADIUS_PX = 6;
 
 /**
+ * @typedef {Object} AnimationState
+ * @property {number} moment
+ * @property {number} frameRequest 0 while the animation is paused
+ * @property {number} rotation in radians
+ * @property {number} lastTime of the last frame, in milliseconds
+ * @property {number} radius the largest distance of a point from the center
+ * @property {boolean} isSpherical
+ */
+
+/**
  * A figure with a play button and a slider. Returns its node, `draw`, and `end`, which stops the animation.
- * @param {{title: string, times: number[], groups: number[]}} animation
- * @param {{data: Float32Array, shape: number[]}} points of shape (moments, points, 2 or 3)
+ * @param {Context} context
+ * @param {AnimationPanel} animation
+ * @param {PackedArray} points of shape (moments, points, 2 or 3)
  */
 export function pointAnimationFigure({ store }, animation, points) {
   const [moments, , width] = points.shape;
@@ -23,6 +36,7 @@ export function pointAnimationFigure({ store }, animation, points) {
     "aria-label": animation.title,
     tabindex: -1,
   });
+  /** @type {AnimationState} */
   const state = {
     moment: 0,
     frameRequest: 0,
@@ -32,7 +46,9 @@ export function pointAnimationFigure({ store }, animation, points) {
     isSpherical: isOnUnitSphere(points),
   };
   const draw = () => paint(canvas, animation, points, state, effectiveTheme(store.get()));
+  /** @param {number} n */
   const format = (n) => `t = ${formatNumber(animation.times[Math.round(n)], 2)}`;
+  /** @param {number} moment */
   const show = (moment) => {
     state.moment = Math.max(0, Math.min(moments - 1, moment));
     momentSlider.setValue(Math.round(state.moment));
@@ -47,6 +63,7 @@ export function pointAnimationFigure({ store }, animation, points) {
     pause();
     show(n);
   });
+  /** @param {number} now */
   const step = (now) => {
     const next = state.moment + ((now - state.lastTime) / 1000 / ANIMATION_S) * (moments - 1);
     state.lastTime = now;
@@ -55,12 +72,14 @@ export function pointAnimationFigure({ store }, animation, points) {
     else state.frameRequest = requestAnimationFrame(step);
   };
   const play = button("Play", () => {
-    if (state.frameRequest) return pause();
+    if (state.frameRequest) {
+      pause();
+      return;
+    }
     if (state.moment >= moments - 1) state.moment = 0;
     play.textContent = "Pause";
     state.lastTime = performance.now();
     state.frameRequest = requestAnimationFrame(step);
-    return undefined;
   });
   if (width === 3) rotateOnDrag(canvas, state, draw);
   const node = element(
@@ -73,6 +92,11 @@ export function pointAnimationFigure({ store }, animation, points) {
   return { node, draw, end: pause };
 }
 
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {AnimationState} state
+ * @param {() => void} draw
+ */
 function rotateOnDrag(canvas, state, draw) {
   canvas.addEventListener("pointerdown", (event) => canvas.setPointerCapture(event.pointerId));
   canvas.addEventListener("pointermove", (event) => {
@@ -82,37 +106,18 @@ function rotateOnDrag(canvas, state, draw) {
   });
 }
 
-/** The points at a moment, interpolated linearly between the two nearest ones. */
-function interpolatePoints({ data, shape: [moments, count, width] }, moment) {
-  const [first, fraction] = [Math.floor(moment), moment % 1];
-  const next = Math.min(first + 1, moments - 1);
-  const value = (m, n, c) => data[(m * count + n) * width + c];
-  return Array.from({ length: count }, (_, n) =>
-    Array.from({ length: width }, (_unused, c) => value(first, n, c) * (1 - fraction) + value(next, n, c) * fraction),
-  );
-}
-
-/** The orthographic projection of a rotated point: x, y and the depth toward the viewer. */
-function project(point, rotation) {
-  if (point.length === 2) return [point[0], point[1], 0];
-  const [x, y, z] = point;
-  const [cos, sin] = [Math.cos(rotation), Math.sin(rotation)];
-  const [right, depth] = [x * cos - y * sin, x * sin + y * cos];
-  return [right, z * Math.cos(TILT) - depth * Math.sin(TILT), -(z * Math.sin(TILT) + depth * Math.cos(TILT))];
-}
-
-/** The largest distance of a point from the center. */
-function maxRadius({ data, shape: [, , width] }) {
-  let radius = 0;
-  for (let n = 0; n < data.length; n += width) radius = Math.max(radius, Math.hypot(...data.subarray(n, n + width)));
-  return radius || 1;
-}
-
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {AnimationPanel} animation
+ * @param {PackedArray} points
+ * @param {AnimationState} state
+ * @param {Theme} theme
+ */
 function paint(canvas, animation, points, state, theme) {
   const ratio = window.devicePixelRatio || 1;
   canvas.width = SIDE_PX * ratio;
   canvas.height = SIDE_PX * ratio;
-  const context = canvas.getContext("2d");
+  const context = context2d(canvas);
   const style = getComputedStyle(canvas);
   const scale = (SIDE_PX / 2 - 2 * DOT_RADIUS_PX) / state.radius;
   context.scale(ratio, ratio);
@@ -135,11 +140,4 @@ function paint(canvas, animation, points, state, theme) {
   }
   context.globalAlpha = 1;
   canvas.dataset.moment = String(Math.round(state.moment));
-}
-
-/** Whether all points are on the unit circle or sphere, which is then drawn. */
-function isOnUnitSphere({ data, shape }) {
-  for (let n = 0; n < data.length; n += shape[2])
-    if (Math.abs(Math.hypot(...data.subarray(n, n + shape[2])) - 1) > 0.01) return false;
-  return true;
 }

@@ -1,13 +1,33 @@
 // The Theory view: experiments with sliders, which compare formulas with computed numbers.
 
-import { claimLists } from "./claim-lists.js";
 import { button, element, replaceContent, slider } from "../../lib/element.js";
 import { formatNumber, formatProgress } from "../../lib/format.js";
-import { pointAnimationFigure } from "./point-animation.js";
-import { panelFigure } from "./panel-figure.js";
 import { effectiveTheme } from "../../state/theme.js";
+import { claimLists } from "./claim-lists.js";
+import { panelFigure } from "./panel-figure.js";
+import { pointAnimationFigure } from "./point-animation.js";
 
+/** @import { Context, Endpoints, Experiment, ExperimentList, Settings } from "../../lib/types.js" */
+
+/**
+ * @typedef {Object} Parts
+ * @property {HTMLElement} list
+ * @property {HTMLElement} intro
+ * @property {HTMLFormElement} form
+ * @property {HTMLElement} status
+ * @property {HTMLElement} body
+ * @property {Experiment[]} experiments
+ * @property {ExperimentList["completed_runs"]} completedRuns
+ * @property {Settings} settings
+ * @property {number} seed
+ * @property {number} requestId
+ * @property {Endpoints["experiment"] | null} result
+ * @property {ReturnType<typeof pointAnimationFigure> | null} animation
+ */
+
+/** @param {Context} context */
 export function theoryView(context) {
+  /** @type {Parts} */
   const parts = {
     list: element("nav", { class: "experiment-list", "aria-label": "Experiments" }),
     intro: element("div", { class: "intro" }),
@@ -39,11 +59,16 @@ export function theoryView(context) {
   );
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 async function begin(context, parts) {
   try {
     const { values } = await context.request("experiments", {});
     parts.completedRuns = values.completed_runs;
     const isFile = context.source.kind === "file";
+    /** @param {Experiment} experiment */
     const hasRun = ({ name }) => values.completed_runs.some((run) => run.name === name);
     parts.experiments = isFile ? values.experiments.filter(hasRun) : values.experiments;
     if (parts.experiments.length) openExperiment(context, parts);
@@ -56,24 +81,37 @@ async function begin(context, parts) {
 const NO_EXPERIMENT_HINT =
   "This file contains no experiments, because none was run before the export. Use regard explore or regard theory.";
 
-/** Shows an experiment and runs it with its quick settings; an exported file shows the run that it contains. */
+/**
+ * Shows an experiment and runs it with its quick settings; an exported file shows the run that it contains.
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function openExperiment(context, parts) {
   const experiment = selectedExperiment(context, parts);
   if (!experiment) return;
   const stored = parts.completedRuns.filter((run) => run.name === experiment.name).at(-1);
-  const isFile = context.source.kind === "file";
-  parts.settings = isFile ? { ...stored.settings } : { ...experiment.default_settings, ...experiment.quick_settings };
-  parts.seed = isFile ? stored.seed : 0;
+  const run = context.source.kind === "file" ? stored : undefined;
+  parts.settings = { ...(run?.settings ?? { ...experiment.default_settings, ...experiment.quick_settings }) };
+  parts.seed = run?.seed ?? 0;
   drawList(context, parts, experiment);
   replaceContent(parts.intro, element("h2", {}, experiment.name), element("p", {}, experiment.description));
   drawForm(context, parts, experiment);
   runExperiment(context, parts, experiment);
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function selectedExperiment({ store }, { experiments }) {
   return experiments.find(({ name }) => name === store.get().experiment) ?? experiments[0];
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {Experiment} selected
+ */
 function drawList({ store }, { list, experiments }, selected) {
   replaceContent(
     list,
@@ -88,7 +126,12 @@ function drawList({ store }, { list, experiments }, selected) {
   );
 }
 
-/** The sliders of the settings, the seed, and the buttons that run the experiment. */
+/**
+ * The sliders of the settings, the seed, and the buttons that run the experiment.
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {Experiment} experiment
+ */
 function drawForm(context, parts, experiment) {
   const { form, settings, status } = parts;
   if (context.source.kind === "file") {
@@ -104,6 +147,7 @@ function drawForm(context, parts, experiment) {
     return;
   }
   const sliders = experiment.sliders.map(({ name, description, low, high, step, is_integer }) => {
+    /** @param {number} x */
     const format = (x) => (is_integer ? String(x) : formatNumber(x, 2));
     const node = slider(name, [low, high, step], settings[name], format, (x) => {
       settings[name] = x;
@@ -118,6 +162,7 @@ function drawForm(context, parts, experiment) {
     "aria-label": "Seed",
     value: parts.seed,
   });
+  /** @param {Settings} values */
   const setSettings = (values) => {
     Object.assign(settings, values);
     for (const { name, node } of sliders) node.setValue(settings[name]);
@@ -143,9 +188,18 @@ function drawForm(context, parts, experiment) {
   );
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {Experiment} experiment
+ */
 async function runExperiment(context, parts, experiment) {
   parts.requestId += 1;
   const requestId = parts.requestId;
+  /**
+   * @param {string} text
+   * @param {number | null} [fraction]
+   */
   const showStatus = (text, fraction) => {
     if (requestId === parts.requestId) parts.status.textContent = formatProgress(text, fraction ?? 0);
   };
@@ -170,6 +224,10 @@ async function runExperiment(context, parts, experiment) {
   }
 }
 
+/**
+ * @param {Context} context
+ * @param {Parts} parts
+ */
 function draw(context, parts) {
   if (!parts.result) return;
   const { values, arrays } = parts.result;
