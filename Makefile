@@ -83,7 +83,7 @@ check-js: $(NODE_STAMP)  ## the page: types, lint, format and unit tests, with n
 
 $(NODE_STAMP): package.json package-lock.json
 	@echo "check-js: installing the tools that check the page"
-	@npm ci --silent --no-audit --no-fund
+	@npm install --silent --no-save --no-audit --no-fund
 	@touch $@
 
 test: setup  ## every test not marked long: under 20 minutes on two cores

@@ -41,7 +41,8 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _is_generated(folder: str) -> bool:
-    return folder.startswith(".") or folder in {"build", "dist", "node_modules", "__pycache__"} or folder.endswith(".egg-info")
+    generated = {"build", "dist", "node_modules", "__pycache__"}
+    return folder.startswith(".") or folder in generated or folder.endswith(".egg-info")
 
 
 def texts(root: Path) -> Iterator[tuple[str, str]]:
@@ -182,7 +183,9 @@ def test_the_pinned_torch_is_within_the_supported_range() -> None:
     assert ranges["torch"].contains("2.13.0")
 
 
-@pytest.mark.parametrize("target", ["setup", "check", "check-js", "test", "test-long", "sanitize", "bench", "mutants", "wheel"])
+@pytest.mark.parametrize(
+    "target", ["setup", "check", "check-js", "test", "test-long", "sanitize", "bench", "mutants", "wheel"]
+)
 def test_make_lists_its_targets(target: str) -> None:
     listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"make {target} " in listed
