@@ -58,7 +58,7 @@ function stageOverrides({ scale = null, temperature }, headDim, visible) {
     scale === null
       ? { formula: `s_ij = q_i · k_j / √${headDim}` }
       : { description: `times ${scale}`, formula: `s_ij = ${scale} s_ij` };
-  const modifier = { formula: `s_ij = s / ${temperature}, where s is the previous score` };
+  const modifier = { formula: `s_ij = s / ${toPython(temperature ?? 1)}, where s is the previous score` };
   return { scaled, modifier, visible: { formula: visible } };
 }
 
@@ -73,8 +73,16 @@ function adjustFormula(formula, { scale = null, temperature = null }) {
   if (temperature === null) return scaled;
   const hasModifier = scaled.includes(" with s = ");
   return hasModifier
-    ? scaled.replace("(s", `(s / ${temperature}`)
-    : scaled.replace(score, `s / ${temperature} with s = ${score}`);
+    ? scaled.replace("(s", `(s / ${toPython(temperature)}`)
+    : scaled.replace(score, `s / ${toPython(temperature)} with s = ${score}`);
+}
+
+/**
+ * The temperature as in the formulas of Python, in which it is a float: 2.0.
+ * @param {number} x
+ */
+function toPython(x) {
+  return Number.isInteger(x) ? x.toFixed(1) : String(x);
 }
 
 /**

@@ -1,15 +1,13 @@
 // The token labels of a map; indices where tokens do not fit.
 
 import { context2d } from "../../lib/element.js";
-import { tokenLabel, truncate } from "../../lib/format.js";
+import { axisLabels, labelText, shortLabel } from "./axis-labels.js";
 
 /**
- * @import { Cell, MapData, Range } from "../../lib/types.js"
+ * @import { Cell, MapData } from "../../lib/types.js"
  * @import { Viewport } from "./viewport.js"
  */
 
-const MIN_LABEL_HEIGHT_PX = 11; // smaller rows have no legible token
-const MAX_LABEL_CHARACTERS = 16;
 const MAX_MEASURED_TOKENS = 400;
 export const LABEL_ANGLE_DEGREES = -53; // of the labels of columns
 const FONT_SIZE_PX = 12;
@@ -47,12 +45,12 @@ export function drawTokenAxes(context, view, mapData, options) {
   context.textBaseline = "middle";
   const markedRows = options.marks.map((cell) => cell.query);
   const markedColumns = options.marks.map((cell) => cell.key);
-  forEachLabel(view.rows, view.pixelsPerToken, markedRows, (n, isMarked) => {
+  for (const { n, isMarked } of axisLabels(view.rows, view.pixelsPerToken, markedRows)) {
     const y = top + (n + 0.5 - view.top) * view.pixelsPerToken;
-    if (y < top - 1 || y > top + view.height + 1) return;
+    if (y < top - 1 || y > top + view.height + 1) continue;
     drawText(
       context,
-      axisLabel(mapData.rowTokens, n, view.pixelsPerToken, isMarked),
+      labelText(mapData.rowTokens, n, view.pixelsPerToken, isMarked),
       left - 8,
       y,
       "right",
@@ -60,13 +58,13 @@ export function drawTokenAxes(context, view, mapData, options) {
       isMarked ? options.query : options.muted,
       isMarked,
     );
-  });
-  forEachLabel(view.columns, view.pixelsPerToken, markedColumns, (n, isMarked) => {
+  }
+  for (const { n, isMarked } of axisLabels(view.columns, view.pixelsPerToken, markedColumns)) {
     const x = left + (n + 0.5 - view.left) * view.pixelsPerToken;
-    if (x < left - 1 || x > left + view.width + 1) return;
+    if (x < left - 1 || x > left + view.width + 1) continue;
     drawText(
       context,
-      axisLabel(mapData.columnTokens, n, view.pixelsPerToken, isMarked),
+      labelText(mapData.columnTokens, n, view.pixelsPerToken, isMarked),
       x,
       top - 8,
       "left",
@@ -74,48 +72,7 @@ export function drawTokenAxes(context, view, mapData, options) {
       isMarked ? options.key : options.muted,
       isMarked,
     );
-  });
-}
-
-/**
- * Calls `draw` for every index if there is room, else for round ones; and for marked ones, which replace neighbors.
- * @param {Range} range
- * @param {number} pixelsPerToken
- * @param {number[]} marked
- * @param {(n: number, isMarked: boolean) => void} draw
- */
-function forEachLabel([first, last], pixelsPerToken, marked, draw) {
-  const step = pixelsPerToken >= MIN_LABEL_HEIGHT_PX ? 1 : roundUp((4.5 * MIN_LABEL_HEIGHT_PX) / pixelsPerToken);
-  const visibleMarks = marked.filter((n) => n >= first && n < last);
-  for (let n = Math.ceil(first / step) * step; n < last; n += step) {
-    const isCovered = visibleMarks.some((m) => Math.abs(m - n) * pixelsPerToken < MIN_LABEL_HEIGHT_PX + 3);
-    if (step === 1 ? !visibleMarks.includes(n) : !isCovered) draw(n, false);
   }
-  for (const n of new Set(visibleMarks)) draw(n, true);
-}
-
-/**
- * The next number of the form 1, 2 or 5 times a power of ten.
- * @param {number} x
- */
-function roundUp(x) {
-  const power = 10 ** Math.floor(Math.log10(x));
-  return [1, 2, 5].map((n) => n * power).find((n) => n >= x) ?? 10 * power;
-}
-
-/**
- * @param {string[]} tokens
- * @param {number} n
- * @param {number} pixelsPerToken
- * @param {boolean} isMarked
- */
-function axisLabel(tokens, n, pixelsPerToken, isMarked) {
-  return pixelsPerToken >= MIN_LABEL_HEIGHT_PX || isMarked ? shortLabel(tokens[n] ?? "") : String(n);
-}
-
-/** @param {string} token */
-function shortLabel(token) {
-  return truncate(tokenLabel(token), MAX_LABEL_CHARACTERS);
 }
 
 /**
