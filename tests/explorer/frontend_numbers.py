@@ -26,7 +26,7 @@ PATH = Path(__file__).parent / "frontend" / "python-numbers.json"
 STORED_ENDPOINTS = re.compile(r"(state|map_info|tile|head_vectors|thumbnails|stage_templates|cost_options|cost)\{")
 MATRICES = {"q": [[1.0, -0.5], [0.25, 3.0], [0.0, 2.0]], "k": [[2.0, 0.5], [-1.0, 1.5], [0.5, 0.25], [1.0, 1.0]]}
 VALUES = [[1.0, 0.0], [0.0, 1.0], [2.0, -1.0], [0.5, 0.5]]
-OPTIONS: list[dict[str, float]] = [{}, {"temperature": 0.5}, {"scale": 2, "temperature": 3}]  # the page sends integers
+OPTIONS: list[dict[str, float]] = [{}, {"temperature": 0.5}, {"scale": 3, "temperature": 2}]  # the page sends integers
 HEADS = {"session": 0, "layer": 0, "head": 1}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("query_weights", {"session": 0, "layer": 0, "heads": [1], "queries": [4]}),
