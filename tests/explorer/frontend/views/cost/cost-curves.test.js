@@ -1,10 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { costCurves } from "../../../../../src/regard/explorer/frontend/views/cost/cost-curves.js";
-import {
-  measureTimings,
-  timingsByMechanism,
-} from "../../../../../src/regard/explorer/frontend/views/cost/cost-timings.js";
 
 const MODEL = { embed_dim: 768, num_heads: 12, num_layers: 12, ffn_dim: 3072, gated: false };
 const timing = (mechanism, seq_len, seconds, changes = {}) => ({
@@ -62,38 +58,4 @@ test("measured times are those of the selected mechanisms, in order of length", 
 test("a mechanism has the same color for every quantity", () => {
   const color = (quantity) => costCurves({ ...PARTS, quantity }, "dark")[0].color;
   assert.equal(color("flops"), color("seconds"));
-});
-
-test("timings of another head size are left out", () => {
-  const timings = [
-    ...PARTS.timings,
-    timing("linear", 1024, 9, { head_dim: 32 }),
-    timing("linear", 1024, 9, { num_heads: 4 }),
-  ];
-  assert.equal(timingsByMechanism(timings, MODEL).get("linear").length, 2);
-  assert.equal(timingsByMechanism(timings, { ...MODEL, num_heads: 6 }).size, 0);
-});
-
-test("mechanisms are measured one after another until the view is closed", async () => {
-  const measured = [];
-  const errors = [];
-  const context = {
-    request: async (_name, params) => {
-      if (params.mechanism === "broken") throw new Error("failed");
-      return { values: { ...params, seconds: 1 } };
-    },
-    showError: (error) => errors.push(error.message),
-  };
-  const callbacks = {
-    showStatus: () => {},
-    addTiming: (result) => measured.push([result.mechanism, result.seq_len, result.num_heads]),
-    isCancelled: () => measured.length === 3,
-  };
-  await measureTimings(context, ["a", "broken", "b"], MODEL, callbacks);
-  assert.deepEqual(measured, [
-    ["a", 256, 8],
-    ["b", 256, 8],
-    ["a", 512, 8],
-  ]);
-  assert.deepEqual(errors, ["failed"]);
 });
