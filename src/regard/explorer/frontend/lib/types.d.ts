@@ -396,6 +396,8 @@ export interface ExperimentResult {
 
 /** The response of each endpoint. */
 export interface Endpoints {
+  /** any: a view may have an endpoint of its own, and declares the type of its response. */
+  [name: string]: Payload<any, any>;
   state: Payload<ServerState>;
   run_model: Payload<{ id: number }>;
   generate: Payload<{ id: number; first_position: number }>;
@@ -422,7 +424,7 @@ export interface Endpoints {
   experiment: Payload<ExperimentResult, Record<string, PackedArray>>;
   export: Payload<object, { html: PackedArray<Uint8Array<ArrayBuffer>> }>;
 }
-export type EndpointName = keyof Endpoints;
+export type EndpointName = Extract<keyof Endpoints, string>;
 export type TileEndpoint = "tile" | "difference_tile" | "difference_map";
 export type Request = <Name extends EndpointName>(
   name: Name,

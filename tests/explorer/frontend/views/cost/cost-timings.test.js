@@ -24,11 +24,7 @@ test("the times of a mechanism are in order of length", () => {
 });
 
 test("timings of another head size are left out", () => {
-  const timings = [
-    ...TIMINGS,
-    timing("linear", 1024, { head_dim: 32 }),
-    timing("linear", 1024, { num_heads: 4 }),
-  ];
+  const timings = [...TIMINGS, timing("linear", 1024, { head_dim: 32 }), timing("linear", 1024, { num_heads: 4 })];
   assert.equal(timingsByMechanism(timings, MODEL).get("linear").length, 2);
   assert.equal(timingsByMechanism(timings, { ...MODEL, num_heads: 6 }).size, 0);
 });
