@@ -396,8 +396,8 @@ export interface ExperimentResult {
 
 /** The response of each endpoint. */
 export interface Endpoints {
-  /** any: a view may have an endpoint of its own, and declares the type of its response. */
-  [name: string]: Payload<any, any>;
+  /** A view may have an endpoint of its own, and declares the type of its response where it reads it. */
+  [name: string]: Payload<unknown, unknown>;
   state: Payload<ServerState>;
   run_model: Payload<{ id: number }>;
   generate: Payload<{ id: number; first_position: number }>;
