@@ -92,14 +92,14 @@ function toPython(x) {
  * @param {NormalizerSpec} normalizer
  */
 function computeStages({ temperature = null, scale = null, ...matrices }, maskNodes, normalizer) {
-  const inputs = projectInputs(matrices);
-  checkShapes(inputs);
-  const { Q, K, V } = inputs;
+  const qkv = projectInputs(matrices);
+  checkShapes(qkv);
+  const { Q, K, V } = qkv;
   const headDim = Q[0].length;
   const products = Q.map((q) => K.map((k) => q.reduce((sum, x, n) => sum + x * k[n], 0)));
   let score = mapMatrix(products, (s) => (scale === null ? s / Math.sqrt(headDim) : s * scale));
   /** @type {Record<string, StageValue>} */
-  const stages = { ...inputs, products, scaled: score };
+  const stages = { ...qkv, products, scaled: score };
   if (temperature !== null) {
     score = mapMatrix(score, (s) => s / temperature);
     stages.modifier = score;
