@@ -26,15 +26,18 @@ CLANG      := $(shell for name in clang++ clang++-19 clang++-18 clang++-17 clang
 ADDRESS    := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1
 THREAD     := -fsanitize=thread -g1
 
+# The tools that check the page. They are development tools only: the page itself has no dependency and no build step.
+NODE_STAMP := node_modules/.installed
+
 # Parts whose tests take seconds: no backend runs in them.
 QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_repository.py \
            tests/test_cost.py tests/expr tests/call tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup explore first-look check test test-long test-exhaustive test-everywhere test-clang test-clang-core test-arm64 compile-commands sanitize bench bench-quick mutants data wheel format clean
+.PHONY: help setup explore first-look check check-js test test-long test-exhaustive test-everywhere test-clang test-clang-core test-arm64 compile-commands sanitize bench bench-quick mutants data wheel format clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
 	  printf '  make %-15s %s\n' "$$name" "$$what"; done
 
 setup: $(STAMP) $(CORE)  ## create .venv with the pinned dependencies (does nothing when it is up to date)
@@ -70,6 +73,19 @@ check: setup  ## format, lint, types, import order, quick tests: under a minute
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m mypy
 	@HYPOTHESIS_PROFILE=quick $(PYTEST) $(QUICK)
+
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory check-js; \
+	  else echo "check: the page is not checked; install nodejs and npm to check its types, lint and unit tests"; fi
+
+check-js: $(NODE_STAMP)  ## the page: types, lint, format and unit tests, with node; under ten seconds
+	@npm run --silent lint
+	@npm run --silent types
+	@npm run --silent test
+
+$(NODE_STAMP): package.json package-lock.json
+	@echo "check-js: installing the tools that check the page"
+	@npm install --silent --no-save --no-audit --no-fund
+	@touch $@
 
 test: setup  ## every test not marked long: under 20 minutes on two cores
 	@$(PYTEST) --durations 10
@@ -135,10 +151,11 @@ data:  ## download the small public datasets for training to data/
 wheel: setup  ## build the wheel from a source archive, so that no stale file gets in
 	@$(PY) -m build --outdir $(DIST) .
 
-format: setup  ## format all Python code and sort imports
+format: setup  ## format all code and sort imports
 	@$(PY) -m ruff check --select I --fix --quiet .
 	@$(PY) -m ruff format --quiet .
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory $(NODE_STAMP) && npm run --silent format; fi
 
 clean:  ## remove build and test artifacts, but not .venv
-	@rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf build dist node_modules src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

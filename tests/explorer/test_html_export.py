@@ -141,7 +141,7 @@ def test_bundled_modules_have_their_exports(tmp_path: Path, monkeypatch: pytest.
     if node is None:
         pytest.skip("node is not installed; install nodejs to run scripts")
     files = {
-        "a.js": 'import { two as pair, three } from "./b.js";\nimport * as all from "./b.js";\n'
+        "a.js": 'import {\n  two as pair,\n  three,\n} from "./b.js";\nimport * as all from "./b.js";\n'
         'import four from "./c.js";\n'
         "export const sum = pair() + three + all.three + four;\nexport default { sum };\n",
         "b.js": 'import four from "./c.js";\nexport function two() { return four / 2; }\nexport const three = 3;\n',
@@ -165,11 +165,29 @@ def test_modules_that_cannot_be_bundled_raise(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(LoadError, match=r"in a cycle; got a\.js -> b\.js -> a\.js"):
         bundle.bundle_script.__wrapped__("a.js")
     _replace_files(monkeypatch, {"a.js": 'import "https://example.org/x.js";\n'})
-    with pytest.raises(LoadError, match=r"a\.js must use one-line imports .*; got 'import \"https"):
+    with pytest.raises(LoadError, match=r"a\.js must use imports from relative paths, .*; got 'import \"https"):
         bundle.bundle_script.__wrapped__("a.js")
     _replace_files(monkeypatch, {"a.js": "export let a = 1;\n"})
     with pytest.raises(LoadError, match="got 'export let a = 1"):
         bundle.bundle_script.__wrapped__("a.js")
+
+
+@pytest.mark.parametrize(
+    "statement", ["import {\n  one,\n  four,\n} from", "import four from", "import { four as one } from"]
+)
+def test_an_import_of_a_name_that_is_not_exported_raises(statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _replace_files(monkeypatch, {"a.js": f'{statement} "./b.js";\n', "b.js": "export const one = 1;\n"})
+    name = "default" if statement == "import four from" else "four"
+    with pytest.raises(LoadError, match=rf"a\.js must import names that b\.js exports; got '{name}'"):
+        bundle.bundle_script.__wrapped__("a.js")
+
+
+def test_the_script_has_no_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    types = '/** @import { Context } from "./types.js" */\n\n/**\n * A number.\n * @type {number} **/\n'
+    _replace_files(monkeypatch, {"a.js": f'{types}export const a = 1; // "/** text */"\n'})
+    lines = bundle.bundle_script.__wrapped__("a.js").splitlines()
+    assert lines[:2] == ["const $a = (() => {", 'const a = 1; // "/** text */"']
+    assert not any("Context" in line or "number" in line for line in lines)
 
 
 def test_a_file_outside_of_the_page_raises() -> None:

@@ -30,7 +30,7 @@ from tests.explorer.recordings import make_explorer
 
 pytestmark = needs_chromium
 REQUEST_CELL_STEPS = """async ([responses, params]) => {
-  const { fileSource } = await import("./frontend/data/data-sources.js");
+  const { fileSource } = await import("./frontend/transport/file-source.js");
   return (await fileSource(responses).request("cell_steps", params)).values;
 }"""
 COUNT_COLORS = """canvas => {

@@ -266,7 +266,7 @@ def test_tile_cache_limits_requests_and_bytes_and_cancels_stale_requests(site: S
     page = site.page("view=steps")
     result = page.evaluate(
         """async () => {
-          const { TileCache } = await import(new URL("frontend/data/tile-cache.js", document.baseURI));
+          const { TileCache } = await import(new URL("frontend/transport/tile-cache.js", document.baseURI));
           const sent = [];
           const request = (name, params, signal) => new Promise((resolve) => sent.push({ params, signal, resolve }));
           const tiles = new TileCache({ request }, 3 * (2 * 400 + 256 * 256 * 4));

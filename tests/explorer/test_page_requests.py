@@ -5,7 +5,7 @@ from tests.explorer.browser import Site, needs_chromium
 pytestmark = needs_chromium
 
 LATE_PROGRESS = """async () => {
-  const { RequestCache } = await import("./frontend/data/request-cache.js");
+  const { RequestCache } = await import("./frontend/transport/request-cache.js");
   const wait = (time) => new Promise((done) => setTimeout(done, time));
   const request = async (name) => {
     await wait(name === "progress" ? 300 : 550); // requested after 400 ms, so the response comes after 700 ms
@@ -18,7 +18,7 @@ LATE_PROGRESS = """async () => {
 }"""
 
 TWO_VIEWS = """async () => {
-  const { widgetSource } = await import("./frontend/data/data-sources.js");
+  const { widgetSource } = await import("./frontend/transport/widget-source.js");
   const listeners = [];
   const pack = (text) => {
     const header = new TextEncoder().encode(JSON.stringify({ values: { text }, arrays: [] }));

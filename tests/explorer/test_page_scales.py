@@ -22,7 +22,7 @@ MAX_DARKNESS = """canvas => {
 }"""
 
 RANK_FRACTIONS = """async (values) => {
-  const { colorScale } = await import("./frontend/color/color-scale.js");
+  const { colorScale } = await import("./frontend/lib/color/color-scale.js");
   const toFraction = colorScale("rank", Math.max(...values), [Float32Array.from(values)]);
   return values.map((w) => toFraction(Math.fround(w)));
 }"""

@@ -115,8 +115,8 @@ def test_crossovers_agree_with_the_formulas(site: Site) -> None:
     lengths = [float(item.get_attribute("data-length")) for item in page.locator(".crossover-list li").all()]
     assert 6 * 768 in lengths  # attention costs as much as the rest of a layer without gating at 6 D
     assert 12 * 768 in lengths  # causal attention, with half of the pairs, at 12 D
+    page.get_by_label("Heads").fill("8")  # first: 12 heads do not divide 512
     page.get_by_label("Embedding dimension").fill("512")
-    page.get_by_label("Heads").fill("8")
     page.get_by_label("Feed-forward").fill("2048")
     page.locator(".crossover-list li[data-length='3072']").first.wait_for()
     names = {curve.get_attribute("data-curve") for curve in page.locator(".curve").all()}

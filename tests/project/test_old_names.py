@@ -65,9 +65,9 @@ def test_a_tree_with_new_names_has_no_findings(tmp_path: Path) -> None:
             "CSS class .of-query (now .query-color)",
         ),
         (
-            "src/regard/explorer/frontend/components/format.js",
+            "src/regard/explorer/frontend/lib/format.js",
             "export function seconds(value) {\n  return value;\n}\n",
-            "js seconds in src/regard/explorer/frontend/components/format.js (now formatDuration)",
+            "js seconds in src/regard/explorer/frontend/lib/format.js (now formatDuration)",
         ),
     ],
     ids=[

@@ -41,7 +41,8 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _is_generated(folder: str) -> bool:
-    return folder.startswith(".") or folder in {"build", "dist", "__pycache__"} or folder.endswith(".egg-info")
+    generated = {"build", "dist", "node_modules", "__pycache__"}
+    return folder.startswith(".") or folder in generated or folder.endswith(".egg-info")
 
 
 def texts(root: Path) -> Iterator[tuple[str, str]]:
@@ -182,7 +183,13 @@ def test_the_pinned_torch_is_within_the_supported_range() -> None:
     assert ranges["torch"].contains("2.13.0")
 
 
-@pytest.mark.parametrize("target", ["setup", "check", "test", "test-long", "sanitize", "bench", "mutants", "wheel"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("setup", "check", "check-js", "test", "test-long", "test-clang", "test-arm64", "compile-commands"),
+        *("sanitize", "bench", "mutants", "wheel"),
+    ],
+)
 def test_make_lists_its_targets(target: str) -> None:
     listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"make {target} " in listed
@@ -193,4 +200,5 @@ def test_ci_runs_the_tests_and_the_long_tests() -> None:
     assert os.access(script, os.X_OK)
     lines = script.read_text(encoding="utf8").splitlines()
     assert "set -euo pipefail" in lines
-    assert [line for line in lines if line.startswith("make")] == ["make test", "make test-long"]
+    targets = ["check-js", "test-clang-core", "test", "test-long"]
+    assert [line for line in lines if line.startswith("make")] == [f"make {target}" for target in targets]

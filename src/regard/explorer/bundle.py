@@ -1,8 +1,8 @@
 """The files of the page, and all its modules bundled into one script, so that a page needs one request.
 
-A module becomes a function that is called once, after the modules it imports, and returns its exports. Modules must
-import on one line each, from relative paths inside `frontend`, and without cycles. They export functions, classes and
-constants by name, or one default.
+A module becomes a function that is called once, after the modules it imports, and returns its exports. Modules import
+from relative paths inside `frontend` and without cycles; an import may have several lines. They export functions,
+classes and constants by name, or one default. Types are comments, which the script does not contain.
 """
 
 import posixpath
@@ -20,11 +20,12 @@ IMPORT_PATTERN = re.compile(
     re.M,
 )
 EXPORT_PATTERN = re.compile(r"^export (?P<kind>async function\*?|function\*?|class|const) (?P<name>\w+)", re.M)
+TYPE_COMMENT_PATTERN = re.compile(r"^ */\*\*(?:[^*]|\*(?!/))*\*/\n+", re.M)
 DEFAULT_EXPORT_PATTERN = re.compile(r"^export default ", re.M)
 
 
 def frontend_files() -> list[str]:
-    """Return the paths of the files in the folder `frontend`, such as "map/viewport.js"."""
+    """Return the paths of the files in the folder `frontend`, such as "charts/map/viewport.js"."""
     return sorted(_file_paths(files("regard.explorer") / "frontend", ""))
 
 
@@ -65,6 +66,7 @@ def bundle_script(entry: str) -> str:
         raise LoadError(
             f"modules must have different variable names; got {path} and {variables[_module_variable(path)]}."
         )
+    _check_imported_names(dict(modules))
     wrapped = [_wrap_module(path, text) for path, text in modules]
     return "\n".join([*wrapped, f"const page = {_module_variable(entry)};"])
 
@@ -90,38 +92,61 @@ def _modules_in_import_order(entry: str) -> list[tuple[str, str]]:
 def _resolve_import(importer: str, relative_path: str) -> str:
     """Return the path of an imported module, relative to the folder `frontend`.
 
-    >>> _resolve_import("views/explore/map-view.js", "../../map/viewport.js")
-    'map/viewport.js'
+    >>> _resolve_import("views/map/map-view.js", "../../charts/map/viewport.js")
+    'charts/map/viewport.js'
     """
     return posixpath.normpath(posixpath.join(posixpath.dirname(importer), relative_path))
+
+
+def _check_imported_names(modules: dict[str, str]) -> None:
+    """Raise if a module imports a name that the other module does not export: it would be undefined in the script."""
+    exports = {path: _exported_names(text) for path, text in modules.items()}
+    for path, text in modules.items():
+        for match in IMPORT_PATTERN.finditer(text):
+            source = _resolve_import(path, match["path"])
+            names = ["default"] if match["default"] else [name for name, _ in _imported_names(match)]
+            for name in names:
+                if name not in exports[source]:
+                    raise LoadError(f"{path} must import names that {source} exports; got {name!r}.")
+
+
+def _imported_names(match: re.Match[str]) -> list[tuple[str, str]]:
+    """Return the names in the braces of an import, each with its name in the importing module."""
+    parts = [part.split() for part in (match["names"] or "").split(",") if part.strip()]
+    return [(part[0], part[-1]) for part in parts]
+
+
+def _exported_names(text: str) -> list[str]:
+    names = [match["name"] for match in EXPORT_PATTERN.finditer(text)]
+    return [*names, "default"] if DEFAULT_EXPORT_PATTERN.search(text) else names
 
 
 def _wrap_module(path: str, text: str) -> str:
     def replace_import(match: re.Match[str]) -> str:
         source = _module_variable(_resolve_import(path, match["path"]))
         if match["names"] is not None:
-            return f"const {{ {match['names'].replace(' as ', ': ').strip()} }} = {source};"
+            names = (f"{name}: {local}" if name != local else name for name, local in _imported_names(match))
+            return f"const {{ {', '.join(names)} }} = {source};"
         return f"const {match['all']} = {source};" if match["all"] else f"const {match['default']} = {source}.default;"
 
-    exports = [match["name"] for match in EXPORT_PATTERN.finditer(text)]
+    exports = [f"{name}: $default" if name == "default" else name for name in _exported_names(text)]
     body = DEFAULT_EXPORT_PATTERN.sub(
         "const $default = ", EXPORT_PATTERN.sub(r"\g<kind> \g<name>", IMPORT_PATTERN.sub(replace_import, text))
     )
+    body = TYPE_COMMENT_PATTERN.sub("", body)
     remaining = re.search(r"^(import|export)\b.*", body, re.M)
     if remaining is not None:
         raise LoadError(
-            f"{path} must use one-line imports from relative paths and named or default exports; got "
+            f"{path} must use imports from relative paths, and export functions, classes, constants or a default; got "
             f"{remaining[0][:60]!r}."
         )
-    if DEFAULT_EXPORT_PATTERN.search(text):
-        exports.append("default: $default")
     return f"const {_module_variable(path)} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();"
 
 
 def _module_variable(path: str) -> str:
     """Return the variable of a module in the script.
 
-    >>> _module_variable("map/map-axes.js")
-    '$map$map_axes'
+    >>> _module_variable("charts/map/map-axes.js")
+    '$charts$map$map_axes'
     """
     return "".join("$" + re.sub(r"\W", "_", part) for part in path.removesuffix(".js").split("/"))

@@ -108,7 +108,7 @@ def test_the_page_and_its_files_have_restrictive_headers(server: ServerProcess) 
         "frontend/",
         "../../etc/passwd",
         "frontend/app/main.js%00.txt",
-        "frontend/map/../app/../../bundle.py",
+        "frontend/lib/../app/../../bundle.py",
         "frontend/app",
     ],
 )

@@ -1,20 +1,34 @@
 // The export menu: the page as an HTML file, the map as PNG or SVG, and a link to the view.
 
-import { rampColor } from "../color/palettes.js";
-import { button, svgElement, element, downloadBlob } from "../components/element.js";
-import { tokenLabel, formatNumber } from "../components/format.js";
-import { LABEL_ANGLE_DEGREES } from "../map/map-axes.js";
-import { selectLayer, selectSession } from "../state/selectors.js";
+import { LABEL_ANGLE_DEGREES } from "../charts/map/map-axes.js";
+import { rampColor } from "../lib/color/palettes.js";
+import { button, context2d, downloadBlob, element, svgElement } from "../lib/element.js";
+import { formatNumber, tokenLabel } from "../lib/format.js";
+import { selectHead, selectSession } from "../state/selectors.js";
 import { MAX_LINK_TEXT_CHARACTERS } from "../state/url-state.js";
+import { closeOnLeave } from "./menu.js";
+
+/**
+ * @import { HeadMap } from "../charts/map/head-map.js"
+ * @import { Layer, PageContext, Range, State } from "../lib/types.js"
+ */
 
 const MAX_SVG_CELLS = 10_000; // an SVG of more cells embeds a bitmap
 const MAX_EXPORTED_HEADS = 64;
 const MAX_TOKENS_ALL_LAYERS = 4096; // longer texts export only the maps of the open layer, because a map takes long
 
-/** The export menu. */
+/**
+ * The export menu.
+ * @param {PageContext} context
+ */
 export function exportMenu(context) {
   const list = element("div", { class: "menu-list" });
   const node = element("details", { class: "menu" }, element("summary", {}, "Export"), list);
+  /**
+   * @param {string} text
+   * @param {string} title
+   * @param {() => void | Promise<void>} action
+   */
   const item = (text, title, action) =>
     button(
       text,
@@ -38,34 +52,34 @@ export function exportMenu(context) {
   if (context.source.kind !== "widget") {
     const copy = async () => {
       await navigator.clipboard.writeText(location.href);
-      const isTooLong = selectSession(context.store.get())?.text?.length > MAX_LINK_TEXT_CHARACTERS;
+      const { length } = selectSession(context.store.get())?.text ?? "";
+      const isTooLong = length > MAX_LINK_TEXT_CHARACTERS;
       context.announce(isTooLong ? "Link copied without the text, which is too long." : "Link copied.");
     };
     const limit = `Copies a link to this view; texts of more than ${MAX_LINK_TEXT_CHARACTERS} characters are left out`;
     list.append(item("Copy link", limit, copy));
   }
-  node.addEventListener("focusout", (event) => {
-    if (event.relatedTarget && !node.contains(event.relatedTarget)) node.open = false;
-  });
-  context.root.addEventListener("pointerdown", (event) => {
-    if (!node.contains(event.target)) node.open = false;
-  });
-  node.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") node.open = false;
-  });
+  closeOnLeave(node, context.root);
   return node;
 }
 
-/** The heads whose maps the file contains: the open head first, then its layer. Other heads have thumbnails only. */
+/**
+ * The heads whose maps the file contains: the open head first, then its layer. Other heads have thumbnails only.
+ * @param {State} state
+ */
 function headsForFile(state) {
+  const { session, layer: openLayer } = selectHead(state);
+  /** @param {Layer} layer */
   const headsOf = (layer) => layer.head_indices.map((head) => [layer.index, head]);
-  const all = selectSession(state).layers.flatMap(headsOf);
+  const all = session.layers.flatMap(headsOf);
+  /** @param {number[]} indices */
   const rank = ([layer, head]) => (layer !== state.layer ? 2 : head === state.head ? 0 : 1);
-  const isShort = selectLayer(state).num_keys <= MAX_TOKENS_ALL_LAYERS;
+  const isShort = openLayer.num_keys <= MAX_TOKENS_ALL_LAYERS;
   const heads = isShort ? all : all.filter((head) => rank(head) < 2);
   return heads.sort((a, b) => rank(a) - rank(b)).slice(0, MAX_EXPORTED_HEADS);
 }
 
+/** @param {PageContext} context */
 async function downloadPage(context) {
   const state = context.store.get();
   const heads = headsForFile(state);
@@ -83,31 +97,36 @@ async function downloadPage(context) {
   }
 }
 
+/** @param {PageContext} context */
 function currentMap(context) {
   const map = context.visibleMaps?.at(-1);
   if (!map) throw new Error("There is no map to export. Open the Map view first.");
   return map;
 }
 
+/** @param {PageContext} context */
 async function downloadPng(context) {
   const { canvas } = currentMap(context);
   const copy = element("canvas", { width: canvas.width, height: canvas.height });
-  const canvasContext = copy.getContext("2d");
+  const canvasContext = context2d(copy);
   canvasContext.fillStyle = getComputedStyle(canvas).getPropertyValue("--paper");
   canvasContext.fillRect(0, 0, copy.width, copy.height);
   canvasContext.drawImage(canvas, 0, 0);
-  const blob = await new Promise((resolve) => {
-    copy.toBlob(resolve, "image/png");
-  });
-  downloadBlob(blob, "regard.png");
+  copy.toBlob((blob) => {
+    if (blob) downloadBlob(blob, "regard.png");
+  }, "image/png");
 }
 
+/** @param {PageContext} context */
 async function downloadSvg(context) {
   const svg = mapToSvg(currentMap(context));
   downloadBlob(new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" }), "regard.svg");
 }
 
-/** The visible part of the map as SVG: one rectangle per weight, with token labels. */
+/**
+ * The visible part of the map as SVG: one rectangle per weight, with token labels.
+ * @param {HeadMap} map
+ */
 function mapToSvg(map) {
   const { view, canvas } = map;
   const style = getComputedStyle(canvas);
@@ -127,11 +146,17 @@ function mapToSvg(map) {
     svg.append(
       svgElement("image", { href: canvas.toDataURL(), width: canvas.clientWidth, height: canvas.clientHeight }),
     );
+  /** @param {Range} range */
   const range = ([first, end]) => `${first} to ${end - 1}`;
   svg.append(svgElement("title", {}, `Attention weights, queries ${range(rows)}, keys ${range(columns)}`));
   return svg;
 }
 
+/**
+ * @param {HeadMap} map
+ * @param {Range} rows
+ * @param {Range} columns
+ */
 function cellsSvg(map, rows, columns) {
   const { view, left, top } = map;
   const { ramp, toFraction } = map.levelColors(0);
@@ -154,8 +179,14 @@ function cellsSvg(map, rows, columns) {
   return group;
 }
 
+/**
+ * @param {HeadMap} map
+ * @param {Range} rows
+ * @param {Range} columns
+ * @param {string} ink
+ */
 function tokenLabelsSvg(map, rows, columns, ink) {
-  const { view, left, top, data } = map;
+  const { view, left, top, mapData } = map;
   const group = svgElement("g", { fill: ink });
   if (view.pixelsPerToken < 11) return group;
   for (let i = rows[0]; i < rows[1]; i += 1)
@@ -163,13 +194,13 @@ function tokenLabelsSvg(map, rows, columns, ink) {
       svgElement(
         "text",
         { x: left - 8, y: top + (i + 0.5 - view.top) * view.pixelsPerToken + 4, "text-anchor": "end" },
-        tokenLabel(data.rowTokens[i]),
+        tokenLabel(mapData.rowTokens[i]),
       ),
     );
   for (let j = columns[0]; j < columns[1]; j += 1) {
     const x = left + (j + 0.5 - view.left) * view.pixelsPerToken;
     const transform = `rotate(${LABEL_ANGLE_DEGREES} ${x} ${top - 8})`;
-    group.append(svgElement("text", { x, y: top - 8, transform }, tokenLabel(data.columnTokens[j])));
+    group.append(svgElement("text", { x, y: top - 8, transform }, tokenLabel(mapData.columnTokens[j])));
   }
   return group;
 }

@@ -1,24 +1,30 @@
 // Starts the explorer: creates the store, connects the data source and shows the selected view.
 
-import { RequestCache } from "../data/request-cache.js";
-import { element, replaceContent } from "../components/element.js";
+import { element, replaceContent } from "../lib/element.js";
+import { findSession, historyKey } from "../state/linked-session.js";
+import { clampSelection, selectSession } from "../state/selectors.js";
+import { createStore, INITIAL_STATE } from "../state/store.js";
+import { applyTheme } from "../state/theme.js";
 import { fromHash, toHash } from "../state/url-state.js";
+import { RequestCache } from "../transport/request-cache.js";
+import { TileCache } from "../transport/tile-cache.js";
 import { runModel } from "./run-model.js";
 import { createShell } from "./shell.js";
-import { createStore, INITIAL_STATE } from "../state/store.js";
-import { clampSelection, selectSession } from "../state/selectors.js";
-import { applyTheme } from "./theme.js";
-import { TileCache } from "../data/tile-cache.js";
 import { VIEWS } from "./view-list.js";
+
+/**
+ * @import { Context, LinkedState, PageContext, ServerState, Session, Source, State, Store } from "../lib/types.js"
+ */
 
 const NO_TEXT_HINT = "No text yet. Type a sentence above and press Run.";
 
 /**
  * Starts the explorer inside an element; returns a function that stops it.
  * @param {HTMLElement} root
- * @param {{kind: string, request: Function}} source
+ * @param {Source} source
  */
 export function startExplorer(root, source) {
+  /** @type {LinkedState} */
   const linked = source.kind === "widget" ? { state: {} } : fromHash(location.hash);
   const store = createStore({ ...INITIAL_STATE, ...linked.state });
   root.classList.add("regard");
@@ -30,12 +36,20 @@ export function startExplorer(root, source) {
   const { state, text, model } = linked;
   openLinkedState(context, { linked: () => state, text, model }).catch((error) => context.showError(error));
   source.watch?.(context.showConnectionStatus, () => reopenAfterRestart(context));
-  return () => ends.forEach((end) => end());
+  return () => {
+    for (const end of ends) end();
+  };
 }
 
-/** The context that all views share: source, store, caches and callbacks. */
+/**
+ * The context that all parts of the page share. The shell sets the callbacks that show something.
+ * @param {HTMLElement} root
+ * @param {Source} source
+ * @param {Store<State>} store
+ */
 function createContext(root, source, store) {
   const requestCache = new RequestCache(source, (isAction) => context.onResponse(isAction));
+  /** @type {PageContext} */
   const context = {
     root,
     source,
@@ -51,34 +65,46 @@ function createContext(root, source, store) {
     onResponse: () => {},
     showConnectionStatus: () => {},
     showProgress: () => {},
-    history: new Map(), // texts by session id, for sessions that the server may have dropped
-    runCount: 0, // number of model runs so far
-    openedCells: new Set(), // cells opened in Arithmetic, which an exported file contains
-    visibleMaps: [], // maps that can be exported
-  };
-  context.refresh = async (patch = {}) => {
-    const { values } = await requestCache.request("state", {});
-    context.applyServerState(values, patch);
-  };
-  context.applyServerState = (serverState, patch = {}) => {
-    source.adopt?.(serverState.server_id);
-    const state = { ...store.get(), serverState, ...patch };
-    addToHistory(context.history, selectSession(state));
-    store.set({ serverState, stateVersion: state.stateVersion + 1, ...patch, ...clampSelection(state) });
+    runModel: (text, model, patch) => runModel(context, text, model, patch),
+    refresh: async (patch = {}) => {
+      const { values } = await requestCache.request("state", {});
+      context.applyServerState(values, patch);
+    },
+    applyServerState: (serverState, patch = {}) => {
+      source.adopt?.(serverState.server_id);
+      const state = { ...store.get(), serverState, ...patch };
+      addToHistory(context.history, selectSession(state));
+      store.set({ serverState, stateVersion: state.stateVersion + 1, ...patch, ...clampSelection(state) });
+    },
+    history: new Map(),
+    runCount: 0,
+    openedCells: new Set(),
+    visibleMaps: [],
   };
   return context;
 }
 
 const MAX_HISTORY_TEXTS = 64;
 
+/**
+ * @param {PageContext["history"]} history
+ * @param {Session | undefined} session
+ */
 function addToHistory(history, session) {
   if (!session?.text) return;
   history.delete(session.id);
   history.set(session.id, { text: session.text, model: session.model });
-  if (history.size > MAX_HISTORY_TEXTS) history.delete(history.keys().next().value);
+  for (const oldest of history.keys()) {
+    if (history.size <= MAX_HISTORY_TEXTS) break;
+    history.delete(oldest);
+  }
 }
 
-/** Requests the server state; runs the linked text if the server has no session of it. `linked` returns the linked state. */
+/**
+ * Requests the server state; runs the linked text if the server has no session of it. `linked` returns the linked state.
+ * @param {PageContext} context
+ * @param {{ linked: () => Partial<State>, text?: string | null, model?: string | null }} link
+ */
 async function openLinkedState(context, { linked, text, model }) {
   const { values: serverState } = await context.requestCache.request("state", {});
   const id = linked().session ?? context.store.get().session;
@@ -88,21 +114,17 @@ async function openLinkedState(context, { linked, text, model }) {
   if (!text || context.source.kind !== "server")
     return context.applyServerState(serverState, { ...linked(), ...first });
   try {
-    return await runModel(context, text, model ?? "language", linked);
+    return await context.runModel(text, model ?? "language", linked);
   } catch (error) {
     context.applyServerState(serverState, first);
     throw error;
   }
 }
 
-/** The server's session with this id, or another session of the same text; null if there is none. */
-function findSession(serverState, id, text, model) {
-  const isMatch = (session) => session && (!text || (session.text === text && (!model || session.model === model)));
-  const byId = serverState.sessions.find((session) => session.id === id);
-  return [byId, ...(text ? serverState.sessions : [])].find(isMatch) ?? null;
-}
-
-/** Opens the same text after a restart of the server, with the current selections. */
+/**
+ * Opens the same text after a restart of the server, with the current selections.
+ * @param {PageContext} context
+ */
 function reopenAfterRestart(context) {
   const { text, model } = selectSession(context.store.get()) ?? {};
   const linked = () => {
@@ -113,10 +135,14 @@ function reopenAfterRestart(context) {
   openLinkedState(context, { linked, text, model }).catch((error) => context.showError(error));
 }
 
-/** Shows the view that the state selects, and closes the previous one. */
+/**
+ * Shows the view that the state selects, and closes the previous one.
+ * @param {PageContext} context
+ * @param {HTMLElement} main
+ */
 function followViews(context, main) {
   let close = () => {};
-  let open = null;
+  let open = "";
   const show = () => {
     const state = context.store.get();
     const view = VIEWS.find(({ name }) => name === state.view) ?? VIEWS[0];
@@ -125,7 +151,9 @@ function followViews(context, main) {
     if (open === name) return;
     close();
     open = name;
+    /** @type {Array<() => void>} */
     const ends = [];
+    /** @type {Context} */
     const inner = {
       ...context,
       subscribe: (listener) => ends.push(context.store.subscribe(listener)),
@@ -134,7 +162,9 @@ function followViews(context, main) {
     const hint = state.serverState ? NO_TEXT_HINT : "Loading…";
     replaceContent(main, isReady ? view.create(inner) : element("p", { class: "empty-state" }, hint));
     main.scrollTop = 0;
-    close = () => ends.forEach((end) => end());
+    close = () => {
+      for (const end of ends) end();
+    };
   };
   const end = context.store.subscribe((_, changed) => {
     if (changed.has("view") || changed.has("serverState")) show();
@@ -146,13 +176,28 @@ function followViews(context, main) {
   };
 }
 
+const NO_SESSION = 0;
 const URL_DELAY_MS = 120;
+/** @type {Array<keyof State>} */
 const RESTORED_FIELDS = [
-  ...["view", "session", "layer", "head", "query", "key", "pinnedTokens", "pinnedSide"],
-  ...["lineHeads", "viewport", "generationStep", "otherSession"],
+  "view",
+  "session",
+  "layer",
+  "head",
+  "query",
+  "key",
+  "pinnedTokens",
+  "pinnedSide",
+  "lineHeads",
+  "viewport",
+  "generationStep",
+  "otherSession",
 ];
 
-/** Synchronizes the URL and the state. A change of the view or of the text adds an entry to the browser history. */
+/**
+ * Synchronizes the URL and the state. A change of the view or of the text adds an entry to the browser history.
+ * @param {PageContext} context
+ */
 function followHash(context) {
   const { store } = context;
   let lastHash = location.hash;
@@ -196,17 +241,15 @@ function followHash(context) {
   };
 }
 
-/** The view and the text of a URL as one string: URLs with equal keys share a history entry. */
-function historyKey(hash) {
-  const { state, text, model } = fromHash(hash);
-  const session = text === null ? (state.session ?? INITIAL_STATE.session) : `${model} ${text}`;
-  return `${state.view ?? INITIAL_STATE.view} ${session}`;
-}
-
-/** Restores the view and the text of a URL; runs the text again if the server has dropped its session. */
+/**
+ * Restores the view and the text of a URL; runs the text again if the server has dropped its session.
+ * @param {PageContext} context
+ * @param {LinkedState} link
+ */
 async function restoreFromHash(context, { state: linked, text, model }) {
   const { store, history: texts, source } = context;
-  const entry = text === null ? texts.get(linked.session) : { text, model };
+  const entry = text ? { text, model } : texts.get(linked.session ?? NO_SESSION);
+  /** @param {ServerState} serverState */
   const linkedSession = (serverState) => findSession(serverState, linked.session, entry?.text, entry?.model);
   const state = store.get();
   if (state.serverState && linkedSession(state.serverState)?.id === state.session) {
@@ -217,6 +260,6 @@ async function restoreFromHash(context, { state: linked, text, model }) {
   const { values: serverState } = await context.request("state", {});
   const session = linkedSession(serverState);
   if (!session && entry && source.kind === "server")
-    await runModel(context, entry.text, entry.model ?? "language", () => linked);
+    await context.runModel(entry.text, entry.model ?? "language", () => linked);
   else context.applyServerState(serverState, { ...linked, session: session?.id ?? state.session });
 }

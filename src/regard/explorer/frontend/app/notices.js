@@ -1,12 +1,15 @@
 // Notices above the views: the last error, and the status of the connection.
 
-import { button, element, replaceContent } from "../components/element.js";
+import { button, element, replaceContent } from "../lib/element.js";
+
+/** @import { PageContext } from "../lib/types.js" */
 
 const ACTIONS = ["view", "serverState", "session", "layer", "head", "query", "key", "otherSession", "experiment"];
 
 /**
  * The last error. It closes when the next action succeeds: a long request, or any request after a new selection.
  * Other responses of the failed action do not close it.
+ * @param {PageContext} context
  */
 export function alertBox(context) {
   const node = element("div", { class: "alert", role: "alert", hidden: true });
@@ -16,13 +19,11 @@ export function alertBox(context) {
     replaceContent(node);
   };
   context.showError = (error) => {
-    if (error?.name === "AbortError") return;
+    const { name, message } =
+      error instanceof Error || error instanceof DOMException ? error : new Error(String(error));
+    if (name === "AbortError") return;
     hasActed = false;
-    replaceContent(
-      node,
-      element("span", {}, error?.message ?? String(error)),
-      button("Close", close, { class: "quiet-button" }),
-    );
+    replaceContent(node, element("span", {}, message), button("Close", close, { class: "quiet-button" }));
     node.hidden = false;
   };
   context.onResponse = (isAction) => {
@@ -34,7 +35,10 @@ export function alertBox(context) {
   return node;
 }
 
-/** The notice of a lost server, with the command that starts it. It is hidden while the server responds. */
+/**
+ * The notice of a lost server, with the command that starts it. It is hidden while the server responds.
+ * @param {PageContext} context
+ */
 export function connectionNotice(context) {
   const node = element("div", { class: "connection-note", role: "status", hidden: true });
   const command = element("code", {}, `regard explore --port ${location.port}`);

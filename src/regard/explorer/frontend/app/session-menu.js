@@ -1,14 +1,21 @@
 // The menu that selects one of the open sessions.
 
-import { button, element, replaceContent } from "../components/element.js";
+import { button, element, replaceContent } from "../lib/element.js";
 import { clampSelection } from "../state/selectors.js";
+import { closeOnLeave } from "./menu.js";
 
-/** A menu of all sessions; hidden if there is only one. */
+/** @import { PageContext, Session } from "../lib/types.js" */
+
+/**
+ * A menu of all sessions; hidden if there is only one.
+ * @param {PageContext} context
+ */
 export function sessionMenu(context) {
   const { store } = context;
   const list = element("div", { class: "menu-list session-list" });
   const title = element("summary", {});
   const node = element("details", { class: "menu session-menu", hidden: true }, title, list);
+  /** @param {number} id */
   const choose = (id) => {
     node.open = false;
     const cleared = { hoveredCell: null, pinnedTokens: [], lineHeads: null, viewport: null, generationStep: null };
@@ -19,6 +26,7 @@ export function sessionMenu(context) {
     const sessions = serverState?.sessions ?? [];
     node.hidden = sessions.length < 2;
     title.textContent = `Texts (${sessions.length})`;
+    /** @param {Session} session */
     const item = ({ id, title: name, model, generation, text }) =>
       button(name || "Recording", () => choose(id), {
         "aria-current": String(id === session),
@@ -29,15 +37,7 @@ export function sessionMenu(context) {
   store.subscribe((_, changed) => {
     if (changed.has("serverState") || changed.has("session")) draw();
   });
-  node.addEventListener("focusout", (event) => {
-    if (event.relatedTarget && !node.contains(event.relatedTarget)) node.open = false;
-  });
-  context.root.addEventListener("pointerdown", (event) => {
-    if (!node.contains(event.target)) node.open = false;
-  });
-  node.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") node.open = false;
-  });
+  closeOnLeave(node, context.root);
   draw();
   return node;
 }

@@ -1,17 +1,19 @@
 // The page around the views: logo, text form, tabs, notices and the live region of screen readers.
 
-import { button, svgElement, element, replaceContent } from "../components/element.js";
-import { exportMenu } from "./export-menu.js";
-import { formatProgress, pluralize } from "../components/format.js";
-import { alertBox, connectionNotice } from "./notices.js";
-import { runModel } from "./run-model.js";
+import { button, element, replaceContent, svgElement } from "../lib/element.js";
+import { formatProgress, pluralize } from "../lib/format.js";
 import { selectSession } from "../state/selectors.js";
+import { nextTheme } from "../state/theme.js";
+import { exportMenu } from "./export-menu.js";
+import { alertBox, connectionNotice } from "./notices.js";
 import { sessionMenu } from "./session-menu.js";
-import { nextTheme } from "./theme.js";
 import { VIEWS } from "./view-list.js";
+
+/** @import { PageContext, Session, State } from "../lib/types.js" */
 
 const THEMES = { auto: "System", light: "Light", dark: "Dark" };
 
+/** @param {PageContext} context */
 export function createShell(context) {
   const main = element("main", { class: "main", tabindex: -1 });
   const live = element("div", { class: "sr-only", role: "status", "aria-live": "polite" });
@@ -23,6 +25,7 @@ export function createShell(context) {
   return { node, main };
 }
 
+/** @param {PageContext} context */
 function header(context) {
   const node = element(
     "header",
@@ -36,6 +39,10 @@ function header(context) {
   return node;
 }
 
+/**
+ * @param {Event} event
+ * @param {PageContext} context
+ */
 function showOverview(event, { store }) {
   event.preventDefault();
   store.set({ view: "overview" });
@@ -69,7 +76,10 @@ function logo() {
   );
 }
 
-/** The form with the text, the model and the Run button. */
+/**
+ * The form with the text, the model and the Run button.
+ * @param {PageContext} context
+ */
 function textForm(context) {
   const { store } = context;
   const text = element("textarea", {
@@ -90,12 +100,13 @@ function textForm(context) {
     runButton,
     status,
   );
+  /** @param {Event} event */
   const submit = async (event) => {
     event?.preventDefault();
     if (!text.value.trim()) return text.focus();
     runButton.disabled = true;
     try {
-      await runModel(context, text.value, model.value);
+      await context.runModel(text.value, model.value);
     } catch (error) {
       context.showError(error);
     } finally {
@@ -118,18 +129,26 @@ function textForm(context) {
 
 const MAX_FORM_CHARACTERS = 20_000; // longer texts are cut in the form
 
+/**
+ * @param {State} state
+ * @param {HTMLTextAreaElement} text
+ * @param {HTMLSelectElement} model
+ */
 function fillTextForm(state, text, model) {
   const session = selectSession(state);
   const selectedModel = session?.model || model.value;
   replaceContent(
     model,
-    state.serverState.models.map(({ name, title }) => element("option", { value: name, title }, name)),
+    (state.serverState?.models ?? []).map(({ name, title }) => element("option", { value: name, title }, name)),
   );
   if (selectedModel) model.value = selectedModel;
   if (session?.text && document.activeElement !== text) text.value = session.text.slice(0, MAX_FORM_CHARACTERS);
 }
 
-/** The title of the session, where there is no text form. */
+/**
+ * The title of the session, where there is no text form.
+ * @param {PageContext} context
+ */
 function sessionTitle(context) {
   const node = element("div", { class: "spacer session-title" });
   const status = element("span", { class: "status", role: "status" });
@@ -140,6 +159,7 @@ function sessionTitle(context) {
   return node;
 }
 
+/** @param {PageContext} context */
 function themeToggle({ store }) {
   const node = button("", () => store.set({ theme: nextTheme(store.get().theme) }), {
     class: "quiet-button theme-toggle",
@@ -166,6 +186,7 @@ function themeToggle({ store }) {
   return node;
 }
 
+/** @param {PageContext} context */
 function tabs({ store, source }) {
   const links = VIEWS.map(({ name, title }) =>
     element(
@@ -201,6 +222,7 @@ function tabs({ store, source }) {
   return element("nav", { class: "tabs", "aria-label": "Views" }, tabLinks, summaryText);
 }
 
+/** @param {Session | undefined} session */
 function summary(session) {
   if (!session) return "";
   const heads = session.layers.reduce((sum, layer) => sum + layer.head_indices.length, 0);

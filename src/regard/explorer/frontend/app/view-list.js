@@ -1,15 +1,15 @@
 // The views in the order of their tabs.
 
-import { arithmeticView } from "../views/explore/arithmetic-view.js";
+import { arithmeticView } from "../views/arithmetic/arithmetic-view.js";
 import { compareView } from "../views/compare/compare-view.js";
-import { costView } from "../views/learn/cost/cost-view.js";
-import { generateView } from "../views/write/generate-view.js";
-import { linesView } from "../views/explore/lines-view.js";
-import { mapView } from "../views/explore/map-view.js";
-import { overviewView } from "../views/explore/overview-view.js";
-import { stepsView } from "../views/learn/steps/steps-view.js";
-import { textView } from "../views/explore/text-view.js";
-import { theoryView } from "../views/learn/theory/theory-view.js";
+import { costView } from "../views/cost/cost-view.js";
+import { generateView } from "../views/generate/generate-view.js";
+import { linesView } from "../views/lines/lines-view.js";
+import { mapView } from "../views/map/map-view.js";
+import { overviewView } from "../views/overview/overview-view.js";
+import { stepsView } from "../views/steps/steps-view.js";
+import { textView } from "../views/text/text-view.js";
+import { theoryView } from "../views/theory/theory-view.js";
 
 export const VIEWS = [
   { name: "overview", title: "Overview", create: overviewView },

@@ -1,6 +1,13 @@
 // Evaluates the expressions of masks and score modifiers, which the server sends as lists of nodes.
 
-/** The operations on numbers; the server sends no other ones. */
+/** @import { ExprNode } from "../lib/types.js" */
+
+/** @typedef {(...values: any[]) => number | boolean} Operation any: numbers or booleans, as the operation requires */
+
+/**
+ * The operations on numbers and booleans; the server sends no other ones.
+ * @type {Record<string, Operation>}
+ */
 export const OPERATIONS = {
   add: (a, b) => a + b,
   sub: (a, b) => a - b,
@@ -25,20 +32,33 @@ export const OPERATIONS = {
   neg: (a) => -a,
   sigmoid: (a) => 1 / (1 + Math.exp(-a)),
   exp2: (a) => 2 ** a,
-  ...Object.fromEntries(
-    ["abs", "sign", "floor", "ceil", "trunc", "exp", "expm1", "log", "log1p", "log2", "sqrt", "tanh", "sin", "cos"].map(
-      (name) => [name, Math[name]],
-    ),
-  ),
+  abs: Math.abs,
+  sign: Math.sign,
+  floor: Math.floor,
+  ceil: Math.ceil,
+  trunc: Math.trunc,
+  exp: Math.exp,
+  expm1: Math.expm1,
+  log: Math.log,
+  log1p: Math.log1p,
+  log2: Math.log2,
+  sqrt: Math.sqrt,
+  tanh: Math.tanh,
+  sin: Math.sin,
+  cos: Math.cos,
 };
 
-/** The value of an expression for the values of its variables. */
+/**
+ * The value of an expression for the values of its variables.
+ * @param {ExprNode[]} nodes
+ * @param {Record<string, number | boolean>} variables
+ */
 export function evaluateNodes(nodes, variables) {
+  /** @type {Array<number | boolean>} */
   const values = [];
   for (const [operation, content] of nodes) {
-    if (operation === "constant") values.push(content);
-    else if (operation === "variable") values.push(variables[content]);
-    else values.push(OPERATIONS[operation](...content.map((n) => values[n])));
+    if (Array.isArray(content)) values.push(OPERATIONS[operation](...content.map((n) => values[n])));
+    else values.push(typeof content === "string" ? variables[content] : content);
   }
-  return values.at(-1);
+  return values[values.length - 1];
 }

@@ -1,22 +1,35 @@
 // The store of the page's state. Views share state only through the store: they read it and subscribe to it.
 
+/** @import { Listener, State, Store } from "../lib/types.js" */
+
 /**
- * @template T
+ * @template {object} T
  * @param {T} initial
+ * @returns {Store<T>}
  */
 export function createStore(initial) {
   let state = initial;
+  /** @type {Set<Listener<T>>} */
   const listeners = new Set();
   return {
     get: () => state,
-    /** Sets fields; calls the listeners with the state and the names of the changed fields. */
+    /**
+     * Sets fields; calls the listeners with the state and the names of the changed fields.
+     * @param {Partial<T>} patch
+     */
     set(patch) {
-      const changed = Object.keys(patch).filter((name) => !Object.is(state[name], patch[name]));
+      const names = /** @type {Array<Extract<keyof T, string>>} */ (Object.keys(patch));
+      const changed = names.filter((name) => !Object.is(state[name], patch[name]));
       if (!changed.length) return;
       state = { ...state, ...patch };
-      for (const listener of [...listeners]) listener(state, new Set(changed));
+      for (const listener of [...listeners]) {
+        if (listeners.has(listener)) listener(state, new Set(changed)); // an earlier listener may have ended this one
+      }
     },
-    /** Calls `listener` after every change; returns a function that unsubscribes it. */
+    /**
+     * Calls `listener` after every change; returns a function that unsubscribes it.
+     * @param {Listener<T>} listener
+     */
     subscribe(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);
@@ -24,34 +37,37 @@ export function createStore(initial) {
   };
 }
 
-/** The state before the first response of the server. */
+/**
+ * The state before the first response of the server; `State` describes the fields.
+ * @type {State}
+ */
 export const INITIAL_STATE = {
   view: "overview",
-  serverState: null, // the response of the endpoint `state`
-  stateVersion: 0, // incremented with each serverState, because earlier responses may belong to other sessions
-  session: 0, // the id of the open session
+  serverState: null,
+  stateVersion: 0,
+  session: 0,
   layer: null,
   head: null,
-  query: null, // the selected cell
+  query: null,
   key: null,
-  hoveredCell: null, // {query, key} under the cursor
-  pinnedTokens: [], // tokens selected in the text
-  pinnedSide: "query", // the text of the pinned tokens, in cross-attention: "query" or "key"
-  showWords: false, // show words instead of tokens
+  hoveredCell: null,
+  pinnedTokens: [],
+  pinnedSide: "query",
+  showWords: false,
   pooling: "max",
   scale: "auto",
   palette: "ink",
   hideSink: false,
-  viewport: null, // the visible part of the map: [left, top, pixels per token]
+  viewport: null,
   measure: "normalized_entropy",
   headOrder: "layer",
   kindFilter: "",
-  lineHeads: null, // heads drawn in the Lines view
+  lineHeads: null,
   lineMass: 0.8,
   lineStart: 0,
   generationStep: null,
   otherSession: null,
-  experiment: "", // name of the experiment in the Theory view
+  experiment: "",
   theme: "auto",
-  isDarkEnvironment: false, // whether the notebook or the system uses a dark theme
+  isDarkEnvironment: false,
 };

@@ -1,30 +1,46 @@
 // The second session of a comparison, its head, and the difference maps.
 
-import { formatWholePercent } from "../../components/format.js";
-import { selectLayer, selectSession, selectTokens } from "../../state/selectors.js";
+import { formatWholePercent } from "../../lib/format.js";
+import { selectHead, selectTokens } from "../../state/selectors.js";
+
+/** @import { MapData, MapInfo, Session, State } from "../../lib/types.js" */
 
 const FRACTION_GRID_SIZE = 16; // cells per side, for texts of different lengths
 
-/** The session that the open one is compared with; null if there is only one. */
+/**
+ * The session that the open one is compared with; null if there is only one.
+ * @param {State} state
+ */
 export function selectOtherSession(state) {
-  const others = state.serverState.sessions.filter(({ id }) => id !== state.session);
+  const others = (state.serverState?.sessions ?? []).filter(({ id }) => id !== state.session);
   return others.find(({ id }) => id === state.otherSession) ?? others[0] ?? null;
 }
 
-/** The layer and head of another session with the same indices; its first layer or head if they do not exist. */
+/**
+ * The layer and head of another session with the same indices; its first layer or head if they do not exist.
+ * @param {Session} other
+ * @param {{ layer: number, head: number }} head
+ */
 export function counterpartHead(other, { layer, head }) {
   const otherLayer = other.layers.find(({ index }) => index === layer) ?? other.layers[0];
   const heads = otherLayer.head_indices;
   return { layer: otherLayer.index, head: heads.includes(head) ? head : heads[0] };
 }
 
-/** The difference of two texts of different lengths: both maps are summed on one grid of relative positions. */
+/**
+ * The difference of two texts of different lengths: both maps are summed on one grid of relative positions.
+ * @param {State} state
+ * @param {number} other
+ * @param {{ layer: number, head: number }} otherHead
+ * @returns {MapData}
+ */
 export function fractionDifferenceMap(state, other, otherHead) {
+  const { layer, head } = selectHead(state);
   const params = {
     session: state.session,
     other_session: other,
-    layer: selectLayer(state).index,
-    head: state.head,
+    layer: layer.index,
+    head,
     other_layer: otherHead.layer,
     other_head: otherHead.head,
     grid_size: FRACTION_GRID_SIZE,
@@ -44,12 +60,19 @@ export function fractionDifferenceMap(state, other, otherHead) {
   };
 }
 
-/** The difference of two texts of equal lengths, weight by weight. */
+/**
+ * The difference of two texts of equal lengths, weight by weight.
+ * @param {State} state
+ * @param {MapInfo} mapInfo
+ * @param {number} other
+ * @returns {MapData}
+ */
 export function weightDifferenceMap(state, mapInfo, other) {
-  const { index } = selectLayer(state);
-  const params = { session: state.session, other_session: other, layer: index, head: state.head };
+  const { session, layer, head } = selectHead(state);
+  const params = { session: state.session, other_session: other, layer: layer.index, head };
   const name = `difference ${state.stateVersion} ${JSON.stringify(params)}`;
-  const tokens = selectTokens(selectSession(state), selectLayer(state));
+  const tokens = selectTokens(session, layer);
+  /** @type {MapData["tileRequest"]} */
   const tileRequest = (level, row, column) => ({
     key: `${name} ${level} ${row} ${column}`,
     name: "difference_tile",

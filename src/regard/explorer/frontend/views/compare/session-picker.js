@@ -1,17 +1,32 @@
 // The form that selects the two sessions to compare, or runs a model on another text.
 
-import { element, replaceContent, select } from "../../components/element.js";
-import { clampSelection, selectSession } from "../../state/selectors.js";
+import { element, replaceContent, select } from "../../lib/element.js";
+import { clampSelection, selectHead } from "../../state/selectors.js";
+
+/** @import { Context, Session } from "../../lib/types.js" */
 
 const MAX_PREFILL_CHARACTERS = 2000;
 
-/** Fills the form. @param {HTMLFormElement} form @param {Object|null} other the second session, if there is one */
+/**
+ * Fills the form.
+ * @param {Context} context
+ * @param {HTMLFormElement} form
+ * @param {Session | null} other the second session, if there is one
+ */
 export function drawSessionPicker(context, form, other) {
   const { store, source } = context;
   const state = store.get();
-  const options = (excludedId) =>
-    state.serverState.sessions.filter(({ id }) => id !== excludedId).map(({ id, title }) => [id, `${id}: ${title}`]);
+  /** @param {number | null} excludedId */
+  const options = (excludedId) => {
+    const sessions = (state.serverState?.sessions ?? []).filter(({ id }) => id !== excludedId);
+    return sessions.map(({ id, title }) => /** @type {[number, string]} */ ([id, `${id}: ${title}`]));
+  };
+  /** @param {string} id */
   const selectFirst = (id) => store.set({ session: Number(id), ...clampSelection({ ...state, session: Number(id) }) });
+  /**
+   * @param {string} label
+   * @param {HTMLElement} control
+   */
   const field = (label, control) => element("label", { class: "field" }, label, control);
   replaceContent(
     form,
@@ -26,10 +41,14 @@ export function drawSessionPicker(context, form, other) {
   );
 }
 
-/** The fields of a new text and its model. */
+/**
+ * The fields of a new text and its model.
+ * @param {Context} context
+ * @param {HTMLFormElement} form
+ */
 function newTextFields(context, form) {
   const state = context.store.get();
-  const session = selectSession(state);
+  const { session } = selectHead(state);
   const text = element("input", {
     type: "text",
     placeholder: "Another text",
@@ -37,7 +56,8 @@ function newTextFields(context, form) {
     class: "wide-input",
     value: session.text?.slice(0, MAX_PREFILL_CHARACTERS) ?? "",
   });
-  const names = state.serverState.models.map(({ name }) => [name, name]);
+  /** @type {Array<[string, string]>} */
+  const names = (state.serverState?.models ?? []).map(({ name }) => [name, name]);
   const model = select("Model of the other text", names, session.model, () => {});
   const submit = element("button", { type: "submit", class: "primary" }, "Compare");
   form.onsubmit = async (event) => {
