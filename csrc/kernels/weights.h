@@ -1,5 +1,8 @@
-// A tile of the matrix of weights, w = exp(s - lse): scores and weights as rows of keys, query by query; or statistics
-// of the weights, which are then not written.
+// A tile of the matrix of weights, from the lse of the forward pass:
+//
+//     w[i,j] = exp(s[i,j] - lse[i]),   entropy[i] = -sum_j w log w,   column_sum[j] = sum_i w,   max[i] = max_j w
+//
+// Scores and weights are written as rows of keys, query by query. If only statistics are requested, they are not written.
 #pragma once
 
 #include <algorithm>
