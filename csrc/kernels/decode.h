@@ -1,11 +1,11 @@
-// Decoding: few queries and many keys (split-KV). For each split n of the keys, and then for each query, with s in units of
-// log 2:
+// Decoding: few queries and many keys (split-KV). For each split n of the keys, and then for each query, with s in
+// units of log 2:
 //
 //     max_n = max s,   sum_n = sum 2^(s - max_n),   output_n = sum 2^(s - max_n) v
 //     max = max_n max_n,   output = sum_n 2^(max_n - max) output_n / sum_n 2^(max_n - max) sum_n
 //
-// The queries of all heads that share a key-value head are processed together, so that each key is read once. Splits have
-// a fixed length. So several threads share the work, and the result does not depend on their number.
+// The queries of all heads that share a key-value head are processed together, so that each key is read once. Splits
+// have a fixed length. So several threads share the work, and the result does not depend on their number.
 #pragma once
 
 #include <algorithm>

@@ -2,7 +2,8 @@
 //
 //     w[i,j] = exp(s[i,j] - lse[i]),   entropy[i] = -sum_j w log w,   column_sum[j] = sum_i w,   max[i] = max_j w
 //
-// Scores and weights are written as rows of keys, query by query. If only statistics are requested, they are not written.
+// Scores and weights are written as rows of keys, query by query. If only statistics are requested, they are not
+// written.
 #pragma once
 
 #include <algorithm>
