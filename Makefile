@@ -29,12 +29,15 @@ THREAD     := -fsanitize=thread -g1
 # The tools that check the page. They are development tools only: the page itself has no dependency and no build step.
 NODE_STAMP := node_modules/.installed
 
+# The theme prints a notice about its successor.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
+
 # Parts whose tests take seconds: no backend runs in them.
 QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_repository.py \
            tests/test_cost.py tests/expr tests/call tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup explore first-look check check-js test test-long test-exhaustive test-everywhere test-clang test-clang-core test-arm64 compile-commands sanitize bench bench-quick mutants data wheel format clean
+.PHONY: help setup explore first-look check check-js test test-long test-exhaustive test-everywhere test-clang test-clang-core test-arm64 compile-commands sanitize bench bench-quick mutants data wheel format clean docs docs-serve
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -129,6 +132,12 @@ sanitize: setup  ## run the core under sanitizers for memory, undefined behavior
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(CURDIR)/build/address/package \
 	  $(PYTEST) --dist load -r fE -k 'odd_sizes or zero_lengths or native or decode or half_precision or additive or weight_tiles or thresholded or column_sums' \
 	  tests/backends/odd_sizes.py tests/backends/test_zero_lengths.py tests/backends/test_decode.py tests/backends/test_half_precision.py tests/backends/test_additive.py tests/backends/shared/test_weight_tiles.py tests/backends/test_thresholded.py tests/backends/shared/test_sinkhorn.py tests/laws --ignore tests/laws/test_memory.py
+
+docs: setup  ## build the documentation site in build/site, without a network: a minute; then open build/site/index.html
+	@$(MKDOCS) build --strict --quiet && echo "docs: open build/site/index.html"
+
+docs-serve: setup  ## show the documentation while you write it, at http://127.0.0.1:8000; stop with Ctrl-C
+	@$(MKDOCS) serve --livereload
 
 bench: setup $(PEERS)  ## compare with other libraries and write the results: under 40 minutes
 	@$(PY) -m benchmarks.run

@@ -479,8 +479,6 @@ class Complexity:
     max_path_length: str | None = None
 
 
-# n tokens, d head_dim, w window or kernel size, m landmarks, features or compressed length, a hidden_dim of additive
-# scores, r hashing rounds
 COMPLEXITIES: Mapping[str, Complexity] = MappingProxyType(
     {
         "self-attention": Complexity("O(n² d)", "O(n²)", "O(1)", "O(1)"),
@@ -500,6 +498,11 @@ COMPLEXITIES: Mapping[str, Complexity] = MappingProxyType(
         "linear": Complexity("O(n d²)", "O(n d + d²)"),
     }
 )
+"""Time and memory of each kind of layer, by its name.
+
+n tokens, d head_dim, w window or kernel size, m landmarks, features or compressed length, a hidden_dim of additive scores,
+r hashing rounds.
+"""
 
 
 def _total_pairs(n_q: int, n_k: int, num_heads: int, batch_size: int, pairs: int | None) -> int:

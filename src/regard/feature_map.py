@@ -71,6 +71,7 @@ class FeatureMap(ABC):
 
 
 FeatureMapLike: TypeAlias = Annotated[FeatureMap | RowFunction, UNCHECKED]
+"""A feature map, or a function that maps rows of shape (..., n, d) to features of shape (..., n, m)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -238,6 +238,7 @@ class Mask(ClosedExpr):
 
 
 MaskLike: TypeAlias = Annotated[Mask | Tensor | NDArray[np.bool_] | Callable[..., Any], UNCHECKED]
+"""A mask, a boolean tensor or array (True = may attend), or a function (b, h, i, j) -> bool."""
 
 
 def as_mask(value: Any) -> Mask:

@@ -111,6 +111,7 @@ class Normalizer:
 
 
 NormalizerLike: TypeAlias = Annotated[Normalizer | RowNormalizer, UNCHECKED]
+"""A normalizer of this module, or one of your own."""
 
 
 @example("softmax")

@@ -200,6 +200,7 @@ class Score:
 
 ModifierLike: TypeAlias = Annotated[ScoreModifier | Tensor | Callable[..., Any], UNCHECKED]
 ScoreLike: TypeAlias = Annotated[Score | ScoreModifier | Tensor | NDArray[Any] | Callable[..., Any], UNCHECKED]
+"""A score, a score modifier, a tensor that is added to the scores, or a function (s, b, h, i, j) -> score."""
 
 
 def _traced_modifier(value: Any) -> Any:
@@ -716,6 +717,7 @@ class RelativeValues:
 
 
 ValueLike: TypeAlias = Annotated[RelativeValues | Callable[[Tensor], Tensor], UNCHECKED]
+"""A function that is applied to v, or the relative values of `shaw_values`."""
 
 
 @serializable

@@ -16,30 +16,7 @@ from matplotlib.figure import Figure
 from torch.distributed.device_mesh import DeviceMesh
 
 from regard.explorer.widget import ExplorerWidget
-
-PUBLIC_MODULES = [
-    "regard",
-    "regard.cost",
-    "regard.distributed",
-    "regard.errors",
-    "regard.feature_map",
-    "regard.integrations",
-    "regard.integrations.huggingface",
-    "regard.integrations.onnx",
-    "regard.integrations.torch_sdpa",
-    "regard.mask",
-    "regard.measure",
-    "regard.mechanisms",
-    "regard.models",
-    "regard.nn",
-    "regard.normalizer",
-    "regard.plot",
-    "regard.recording.metrics.relations",
-    "regard.recording.metrics.token_groups",
-    "regard.recording.patching",
-    "regard.score",
-    "regard.theory",
-]
+from tools.docs.reference import PUBLIC_MODULES
 
 # functions without a doctest, and the reason
 NO_EXAMPLE = {

@@ -46,6 +46,8 @@ class HeadCall:
 
 
 HeadPatch = Callable[[HeadCall], Tensor]
+"""A function that returns the new output of a head."""
+
 MAX_SHIFT = 2**31
 
 

@@ -23,7 +23,8 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-RelationTargets = Mapping[int, set[int]]  # from each scored word to its target words
+RelationTargets = Mapping[int, set[int]]
+"""From the index of each scored word to the indices of its target words."""
 
 
 def dependency_targets(edges: Iterable[tuple[int, int]]) -> dict[int, set[int]]:

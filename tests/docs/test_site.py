@@ -1,0 +1,133 @@
+"""The documentation site builds without a warning, works from the file system, and documents every public name."""
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tools.docs import command_line, docstring_examples, reference, repository
+
+ROOT = Path(__file__).parents[2]
+needs_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    build = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert build.returncode == 0, build.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page without access to the network, which fails the test if it asks for it or reports an error."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    problems: list[str] = []
+    page.on("request", lambda request: request.url.startswith("http") and problems.append(request.url))
+    page.on("console", lambda message: message.type == "error" and problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    yield page
+    page.close()
+    assert problems == []
+
+
+@pytest.mark.parametrize("name", reference.PUBLIC_MODULES)
+def test_every_public_name_has_a_summary_on_the_page_of_its_module(name: str) -> None:
+    module = import_module(name)
+    text = reference.pages()[reference.page_path(name)]
+    entries = re.findall(r'^::: (\S+)(?:\n +options:\n +heading: "(.*)")?$', text, re.MULTILINE)
+    documented = {heading or path for path, heading in entries}
+    names = {n for n in module.__all__ if not inspect.ismodule(getattr(module, n))}
+    assert documented == {f"{name}.{n}" for n in names}
+    assert [n for n in module.__all__ if not reference.summary(module, n)] == []
+
+
+def test_every_command_is_on_the_page_of_the_command_line() -> None:
+    (text,) = command_line.pages().values()
+    for command in ("explore", "steps", "explain", "cost", "heads", "mechanisms", "theory", "train", "doctor"):
+        assert f"## `regard {command}`" in text
+    assert "`--browser/--no-browser`" in text
+    assert "regard train NAME [OPTIONS]" in text
+
+
+def test_examples_of_a_docstring_become_blocks() -> None:
+    text = "Return one.\n\n    >>> 1 + 1\n    2\n\nMore.\n>>> print('a')\na\n"
+    expected = "Return one.\n\n    ```pycon\n    >>> 1 + 1\n    2\n    ```\n\nMore.\n```pycon\n>>> print('a')\na\n```\n"
+    assert docstring_examples.fence_examples(text) == expected
+
+
+def test_links_to_the_repository_lead_to_pages_of_the_site() -> None:
+    text = (
+        "[a](../setup.py) [b](theory/heat.md#top) [c](https://example.org) [d](gone.md)\n```\n[e](../setup.py)\n```\n"
+    )
+    source = ROOT / "docs" / "performance.md"
+    rewritten = repository.rewrite_links(text, source, "performance.md", lambda path: f"r/{path.stem}.md")
+    assert rewritten == text.replace("../setup.py", "r/setup.md", 1).replace("theory/heat.md", "r/heat.md")
+
+
+@pytest.mark.long
+def test_every_public_name_has_an_anchor(site: Path) -> None:
+    for name in reference.PUBLIC_MODULES:
+        html = (site / "reference" / f"{name}.html").read_text(encoding="utf8")
+        anchors = set(re.findall(r'id="([^"]+)"', html))
+        module = import_module(name)
+        for entry in module.__all__:
+            path = f"{name}.{entry}"
+            assert inspect.ismodule(getattr(module, entry)) or {path, f"{path}.{entry}"} & anchors, path
+
+
+@pytest.mark.long
+@needs_browser
+def test_search_works_from_the_file_system(site: Path, page: Page) -> None:
+    page.goto(f"file://{site}/index.html")
+    page.locator("input.md-search__input").fill("sliding window")
+    page.wait_for_selector(".md-search-result__item")
+    assert page.locator(".md-search-result__item").count() > 3
+
+
+@pytest.mark.long
+@needs_browser
+def test_no_page_needs_the_network_or_scrolls_sideways(site: Path, page: Page) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    pages = sorted(path for path in site.rglob("*.html") if "repository" not in path.parts and path.name != "404.html")
+    assert len(pages) > 60
+    wide = []
+    for path in pages:
+        page.goto(f"file://{path}")
+        if page.evaluate("document.documentElement.scrollWidth") > 400:
+            wide.append(path.relative_to(site).as_posix())
+    assert wide == []
+
+
+@pytest.mark.long
+@needs_browser
+def test_formulas_are_rendered(site: Path, page: Page) -> None:
+    shown = 0
+    for path in sorted(site.rglob("*.html")):
+        if "arithmatex" in path.read_text(encoding="utf8"):
+            page.goto(f"file://{path}")
+            page.wait_for_function(
+                "document.querySelectorAll('.arithmatex').length <= document.querySelectorAll('.katex').length"
+            )
+            assert page.locator(".katex-error").count() == 0, path
+            shown += 1
+    assert shown > 0

@@ -1,0 +1,93 @@
+"""MkDocs hooks: the pages of the site that are generated, and links to files of the repository.
+
+The sources are in docs/. Other pages come from README.md (the home page) and other documents of the root folder, from
+the public modules and the command line, and from every file of the repository that a page links to.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from tools.docs import command_line, reference, repository
+
+ROOT = Path(__file__).parents[2]
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
+    "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
+    "THIRD_PARTY_NOTICES.md": "project/third-party-notices.md",
+}
+log = logging.getLogger("mkdocs.plugins.regard")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fill the parts of the navigation that are generated."""
+    for section in config.nav or ():
+        for title, entries in section.items():
+            if title == "Reference":
+                entries.extend(reference.navigation())
+            if title == "Project":
+                entries.append(
+                    {"Decisions": [f"decisions/{p.name}" for p in sorted((ROOT / "docs/decisions").glob("*.md"))]}
+                )
+    return config
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the generated pages, and a page for each file of the repository that a page links to."""
+    for source, target in ROOT_PAGES.items():
+        if (ROOT / source).exists():
+            files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf8")))
+    for path, text in {**reference.pages(), **command_line.pages()}.items():
+        files.append(File.generated(config, path, content=text))
+    for target in sorted(set(_outside_targets(files))):
+        if target.suffix in repository.PICTURES:
+            path = repository.site_path(target.relative_to(ROOT))
+            files.append(File.generated(config, path, abs_src_path=str(target)))
+        else:
+            path = repository.page_path(target.relative_to(ROOT))
+            files.append(File.generated(config, path, content=repository.page_text(target, ROOT)))
+    return files
+
+
+def _outside_targets(files: Files) -> Any:
+    for file in files.documentation_pages():
+        for target in repository.link_targets(file.content_string, source_of(file.src_uri)):
+            if target.exists() and not _is_page(target):
+                yield target
+
+
+def source_of(uri: str) -> Path:
+    """Return the file of the repository that a page of the site is made from."""
+    for source, target in ROOT_PAGES.items():
+        if target == uri:
+            return ROOT / source
+    return ROOT / "docs" / uri
+
+
+def _is_page(target: Path) -> bool:
+    is_in_docs = target.is_relative_to(ROOT / "docs") and not target.is_dir() and target.suffix not in repository.CODE
+    return is_in_docs or target.relative_to(ROOT).as_posix() in ROOT_PAGES
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point the relative links of a page to the pages of the site."""
+    source = source_of(page.file.src_uri)
+
+    def site_uri(target: Path) -> str | None:
+        relative = target.relative_to(ROOT).as_posix()
+        if relative in ROOT_PAGES:
+            return ROOT_PAGES[relative]
+        if _is_page(target):
+            return target.relative_to(ROOT / "docs").as_posix()
+        if target.suffix in repository.PICTURES:
+            return repository.site_path(target.relative_to(ROOT))
+        return repository.page_path(target.relative_to(ROOT))
+
+    return repository.rewrite_links(markdown, source, page.file.src_uri, site_uri)
