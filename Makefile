@@ -4,11 +4,10 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
+EXPLORER := $(VENV)/.explorer
 CORE   := $(VENV)/.core
 PEERS  := $(VENV)/.peers
-LOG    := $(VENV)/setup.log
 DIST   := dist
-TORCH  := $(shell sed -n '/^torch==/p' constraints.txt)
 
 # pip also creates build environments, which read only the environment variables; newer versions of pip read the second.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -16,6 +15,8 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PIP_INSTALL := $(PY) -m pip install --quiet -c constraints.txt
+
+SETUP := $(PYTHON) tools/environment.py
 
 # One thread per worker: two workers with two threads each would compete for two cores.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
@@ -43,29 +44,20 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
 	  printf '  make %-15s %s\n' "$$name" "$$what"; done
 
-setup: $(STAMP) $(CORE)  ## create .venv with the pinned dependencies (does nothing when it is up to date)
+setup: $(STAMP) $(CORE)  ## create .venv with all development tools (does nothing when it is up to date)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "setup: Python must be 3.11 or newer; got $$($(PYTHON) --version 2>&1). Use make PYTHON=python3.11." >&2; exit 1; }
-	@test -x $(PY) || { echo "setup: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@: > $(LOG)
-	@echo "setup: installing $(TORCH) (minutes the first time)"
-	@$(PIP_INSTALL) '$(TORCH)' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
-	@echo "setup: installing regard and its development tools"
-	@$(PIP_INSTALL) -e '.[dev]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
-	@touch $@ $(CORE)
-	@sed 's/^/setup: the compiled core was NOT built; /' src/regard/core_not_built.txt 2>/dev/null || true
-	@echo "setup: done, the log is $(LOG)"
+	@$(SETUP) dev
 
-# Rebuild the core when its sources change; print the reason if it cannot be built.
-$(CORE): $(STAMP) setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/flags.mk)
-	@echo "setup: building the compiled core (half a minute)"
-	@$(PIP_INSTALL) --no-deps -e . >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
-	@sed 's/^/setup: the compiled core was NOT built; /' src/regard/core_not_built.txt 2>/dev/null || true
-	@touch $@
+# Without the tools of development and tests.
+$(EXPLORER): pyproject.toml constraints.txt
+	@$(SETUP) explorer
 
-explore: setup  ## open the explorer in your browser, served on this machine only; stop with Ctrl-C
+# Rebuild the core when its sources change.
+$(CORE): setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/flags.mk)
+	@$(SETUP) core
+
+explore: $(EXPLORER) $(CORE)  ## open the explorer in your browser, served on this machine only; stop with Ctrl-C
 	@$(VENV)/bin/regard explore
 
 first-look: setup  ## show the library in a terminal: under ten seconds
@@ -145,7 +137,7 @@ bench: setup $(PEERS)  ## compare with other libraries and write the results: un
 # Libraries that only the benchmarks need.
 $(PEERS): $(STAMP)
 	@echo "bench: installing the libraries to compare with (a minute)"
-	@$(PIP_INSTALL) -e '.[bench]' >> $(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; exit 1; }
+	@$(PIP_INSTALL) -e '.[bench]'
 	@touch $@ $(CORE)
 
 bench-quick: setup  ## the same at small sizes, with the installed libraries: under 2 minutes

