@@ -100,11 +100,8 @@ def main(goal: str) -> None:
 def install_dependencies(progress: Progress, extra: str) -> None:
     """Install torch first: the index has builds of other torch versions that need gigabytes of other packages."""
     (torch,) = re.findall(r"^torch==.*$", CONSTRAINTS.read_text(encoding="utf8"), re.MULTILINE)
-    progress.run(f"install {torch}", pip_install(torch))
-    names = sorted(requirements(extra))
-    progress.run(
-        f"install {len(names)} packages that regard[{extra}] names, and their dependencies", pip_install(*names)
-    )
+    progress.run(f"install {torch}", "torch.log", pip_install(torch))
+    progress.run(f"install what regard[{extra}] requires", "packages.log", pip_install(*sorted(requirements(extra))))
 
 
 def build_core(progress: Progress) -> None:
