@@ -14,8 +14,10 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ROOT / "docs", ROOT / "docs" / "theory"
-DOCUMENTS = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.glob("*.md")))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "decisions" not in path.parts),
+]
 OPENING = re.compile(r"(?P<indent> *)(?P<fence>```+|~~~+) *(?P<label>[^`]*?) *")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
