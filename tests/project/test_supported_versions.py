@@ -1,4 +1,4 @@
-"""The supported versions: pyproject.toml, the README and the checks of the source name the same ones."""
+"""The supported versions: pyproject.toml, the page on the status and the checks of the source name the same ones."""
 
 import re
 import tomllib
@@ -12,12 +12,12 @@ from regard.torch_ops.private_names import TESTED_TORCH
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
-README = (ROOT / "README.md").read_text(encoding="utf8")
+STATUS = (ROOT / "docs" / "get-started" / "status.md").read_text(encoding="utf8")
 
 
 def listed_versions(row: str) -> list[str]:
-    """The versions that the README lists as tested: the first two columns of a row of its table."""
-    match = re.search(rf"^\| {row} \|(.*?)\|(.*?)\|", README, re.MULTILINE)
+    """The versions that the page on the status lists as tested: the first two columns of a row of its table."""
+    match = re.search(rf"^\| {row} \|(.*?)\|(.*?)\|", STATUS, re.MULTILINE)
     assert match
     return re.findall(r"\d+\.\d+", match[1] + match[2])
 
@@ -43,7 +43,7 @@ def test_the_classifiers_list_the_tested_versions_of_python_and_the_tested_syste
     assert PROJECT["requires-python"] == f">={classified[0]}"
     systems = [line for line in PROJECT["classifiers"] if line.startswith("Operating System")]
     assert systems == ["Operating System :: POSIX :: Linux"]
-    assert TESTED_MACHINE.replace("_", "-") in README
+    assert TESTED_MACHINE.replace("_", "-") in STATUS
 
 
 def test_the_range_of_torch_ends_at_the_oldest_and_newest_tested_version() -> None:
