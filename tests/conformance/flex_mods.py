@@ -19,8 +19,8 @@ from torch.nn.attention.flex_attention import and_masks, create_block_mask, noop
 
 from tests.random_tensors import normal
 
-BATCH, HEADS, QUERIES, KEYS = 2, 4, 544, 544  # several tiles in each direction, some of them empty or full
-GRID = 17, 32  # the same positions as an image, row by row
+BATCH, HEADS, QUERIES, KEYS = 2, 4, 288, 288  # several tiles in each direction, some of them empty or full
+GRID = 9, 32  # the same positions as an image, row by row
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def two_sided_window_by_abs() -> FlexMod:
 
 @mask_mod
 def window_per_head() -> FlexMod:
-    reach = torch.tensor([3, 17, 64, 300])
+    reach = torch.tensor([3, 17, 64, 200])
     return FlexMod(lambda b, h, i, j: (i - j < reach[h]) & (i >= j))
 
 
@@ -163,7 +163,7 @@ def chunks_by_torch_div() -> FlexMod:
 @mask_mod
 def global_plus_local() -> FlexMod:
     is_global = torch.zeros(KEYS, dtype=torch.bool)
-    is_global[[0, 100, 543]] = True
+    is_global[[0, 100, 287]] = True
 
     def longformer(b, h, q_idx, kv_idx):
         near = torch.abs(q_idx - kv_idx) <= 12
@@ -206,13 +206,13 @@ def fully_masked_first_queries() -> FlexMod:
 
 @mask_mod
 def documents() -> FlexMod:
-    doc = _documents(31, 1, 380, 64, 68)
+    doc = _documents(31, 1, 190, 34, 32)
     return FlexMod(lambda b, h, i, j: doc[i] == doc[j])
 
 
 @mask_mod
 def documents_per_sequence() -> FlexMod:
-    doc = torch.stack([_documents(300, 244), _documents(5, 290, 60, 189)])
+    doc = torch.stack([_documents(160, 128), _documents(5, 150, 40, 93)])
 
     def document_causal(b, h, q_idx, kv_idx):
         return (doc[b, q_idx] == doc[b, kv_idx]) & (q_idx >= kv_idx)
@@ -222,13 +222,13 @@ def documents_per_sequence() -> FlexMod:
 
 @mask_mod
 def documents_with_chained_indexing() -> FlexMod:
-    doc = torch.stack([_documents(300, 244), _documents(5, 290, 60, 189)]).int()
+    doc = torch.stack([_documents(160, 128), _documents(5, 150, 40, 93)]).int()
     return FlexMod(lambda b, h, i, j: doc[b][i] == doc[b][j])
 
 
 @mask_mod
 def any_mask_inside_each_document() -> FlexMod:
-    lengths = [40, 3, 345, 156]
+    lengths = [40, 3, 185, 60]
     doc = _documents(*lengths)
     first = torch.tensor([0, *np.cumsum(lengths)[:-1].tolist()])
 
@@ -246,7 +246,7 @@ def any_mask_inside_each_document() -> FlexMod:
 
 @mask_mod
 def lengths_by_batch() -> FlexMod:
-    seq_len = torch.tensor([544, 177])
+    seq_len = torch.tensor([288, 97])
 
     def padding(b, h, q_idx, kv_idx):
         return kv_idx < seq_len[b]
@@ -256,7 +256,7 @@ def lengths_by_batch() -> FlexMod:
 
 @mask_mod
 def a_batch_element_of_length_zero() -> FlexMod:
-    seq_len = torch.tensor([0, 500])
+    seq_len = torch.tensor([0, 250])
     return FlexMod(lambda b, h, i, j: (j < seq_len[b]) & (i < seq_len[b]))
 
 
@@ -285,7 +285,7 @@ def boolean_matrix_per_head() -> FlexMod:
 @mask_mod
 def tree_of_draft_tokens() -> FlexMod:
     # speculative decoding: a token attends to its ancestors, which are in a tensor, and to the prefix
-    nodes, trunk = 32, 512
+    nodes, trunk = 32, 256
     ancestor = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
         ancestor[node] |= ancestor[(node - 1) // 2]

@@ -1,12 +1,17 @@
 """Start ranks as processes of this machine, with torchrun's environment variables or by torchrun itself."""
 
 import json
+import multiprocessing
 import os
+import runpy
 import socket
 import subprocess
 import sys
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,13 +22,17 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def start_ranks(world_size: int, module: str, *arguments: str, **popen_options: Any) -> list["subprocess.Popen[str]"]:
-    """Start one process per rank, each running `python -m module arguments`."""
+def start_ranks(world_size: int, module: str, *arguments: str) -> list[ForkServerProcess]:
+    """Start one process per rank, each running `python -m module arguments`.
+
+    The processes are forked from a server that has imported regard, because importing torch takes longer than most runs.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.tensor", "regard.distributed"])
     port = str(free_port())
     processes = []
     for rank in range(world_size):
-        environment = {
-            **os.environ,
+        variables = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world_size),
@@ -31,15 +40,26 @@ def start_ranks(world_size: int, module: str, *arguments: str, **popen_options: 
             "MASTER_PORT": port,
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", module, *arguments]
-        processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **popen_options))
+        processes.append(context.Process(target=run_rank, args=(variables, module, arguments)))
+        processes[-1].start()
     return processes
 
 
-def wait_for_ranks(processes: list["subprocess.Popen[str]"], timeout: float = 300) -> list[int]:
-    """Return the exit code of each process; processes still running after the timeout are killed."""
+def run_rank(variables: dict[str, str], module: str, arguments: tuple[str, ...]) -> None:
+    """Run a module as the main program, with these environment variables."""
+    os.chdir(ROOT)
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def wait_for_ranks(processes: list[ForkServerProcess], timeout: float = 300) -> list[int | None]:
+    """Return the exit code of each process, None for a process that runs longer than the timeout and is killed."""
     try:
-        return [process.wait(timeout=timeout) for process in processes]
+        for process in processes:
+            process.join(timeout)
+        return [process.exitcode for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -22,6 +22,7 @@ from regard.models.tasks.dates import DatesTask, date_words, decode, encode, is_
 from regard.models.trained_model import load_trained
 from regard.models.training import BatchResult, Recipe, Trainer, classification_result, curve_json, override_recipe
 from regard.models.translation import Translator
+from tests.cli.command import run_command
 
 
 def test_inverse_sqrt_is_the_schedule_of_the_original_transformer() -> None:
@@ -272,7 +273,7 @@ def _regard(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "regard.cli", *arguments]
 
 
-def test_ctrl_c_saves_a_checkpoint_and_the_same_command_resumes(tmp_path: Path) -> None:
+def test_ctrl_c_saves_a_checkpoint_and_the_same_command_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = _regard("train", "dates", "--steps", "40", "--out", "run", "--save-steps", "1")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     checkpoint = tmp_path / "run" / "checkpoint.safetensors"
@@ -291,9 +292,10 @@ def test_ctrl_c_saves_a_checkpoint_and_the_same_command_resumes(tmp_path: Path) 
     trained = load_trained(tmp_path / "run")
     assert trained.task == "dates"
     assert isinstance(trained.model, Translator)
-    other = subprocess.run([*command, "--lr", "0.5"], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert other.returncode == 2
-    assert "must be resumed with lr 0.002; got lr 0.5. Use the same options" in other.stderr
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = run_command(*command[3:], "--lr", "0.5")
+    assert code == 2
+    assert "must be resumed with lr 0.002; got lr 0.5. Use the same options" in errors
 
 
 def test_invalid_commands_print_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

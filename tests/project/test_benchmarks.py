@@ -114,6 +114,7 @@ def handwritten_library() -> None:
         pytest.skip(str(reason))
 
 
+@pytest.mark.long  # compiles C++ for ten seconds
 @pytest.mark.usefixtures("handwritten_library")
 @pytest.mark.parametrize("name", HANDWRITTEN)
 def test_handwritten_kernels_match_the_interpreter(name: str) -> None:
@@ -128,6 +129,7 @@ def test_handwritten_kernels_match_the_interpreter(name: str) -> None:
         torch.testing.assert_close(grad, expected_grad, **CLOSE)
 
 
+@pytest.mark.long  # compiles C++ for ten seconds
 @pytest.mark.usefixtures("handwritten_library")
 def test_handwritten_kernels_replace_the_interpreter() -> None:
     q, k, v = random_qkv((1, 8, LENGTH, 16), (1, 8, LENGTH, 16))
@@ -138,6 +140,7 @@ def test_handwritten_kernels_replace_the_interpreter() -> None:
         torch.testing.assert_close(REGARD_CALLS["window"](q, k, v), REGARD_CALLS["window"](q, k, v), **CLOSE)
 
 
+@pytest.mark.long  # compiles C++ for ten seconds
 @pytest.mark.usefixtures("handwritten_library")
 def test_the_peak_rate_is_plausible() -> None:
     assert 1e8 < handwritten_kernels.measure_peak_flops(1) < 1e13

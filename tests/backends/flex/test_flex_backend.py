@@ -401,6 +401,7 @@ def _without_lse(score_function, visible, scale, q, k, v):
     )  # kernels for the CPU return no lse
 
 
+@pytest.mark.long  # torch compiles for ten seconds
 @needs_a_compiler
 @pytest.mark.parametrize("name, cap", [("causal", 2.0), ("documents", 3.0)])  # a constant that differs stays a constant
 def test_compiled_kernel_visits_the_listed_blocks(name, cap):
