@@ -1,5 +1,6 @@
 """Setup of all tests: seeded random numbers, fixed Hypothesis examples, plots without a window."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -28,6 +29,17 @@ settings.register_profile("quick", settings.get_profile("regard"), max_examples=
 # A mutant is either killed or not; shrinking the example that kills it would only cost time.
 settings.register_profile("mutants", settings.get_profile("regard"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "regard"))
+
+
+def pytest_configure() -> None:
+    gc.disable()  # collection creates a million objects and no garbage
+
+
+def pytest_collection_finish() -> None:
+    """Leave the collected tests out of later garbage collections, which would each take a second."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 TESTS = Path(__file__).parents[2] / "csrc" / "tests"
 
 
+@pytest.mark.long  # compiles the core for a minute
 @pytest.mark.skipif(not shutil.which("make") or not shutil.which("g++"), reason="make or a C++ compiler is missing")
 def test_core_passes_its_own_tests(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}

@@ -25,7 +25,7 @@ def free_port() -> int:
 def start_ranks(world_size: int, module: str, *arguments: str) -> list[ForkServerProcess]:
     """Start one process per rank, each running `python -m module arguments`.
 
-    The processes are forked from a server that has imported regard, because importing torch takes longer than most runs.
+    The processes are forked from a server that has imported regard, since importing torch takes longer than a run.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.tensor", "regard.distributed"])

@@ -273,7 +273,9 @@ def _regard(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "regard.cli", *arguments]
 
 
-def test_ctrl_c_saves_a_checkpoint_and_the_same_command_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_saves_a_checkpoint_and_the_same_command_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = _regard("train", "dates", "--steps", "40", "--out", "run", "--save-steps", "1")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     checkpoint = tmp_path / "run" / "checkpoint.safetensors"

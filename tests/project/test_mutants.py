@@ -69,7 +69,10 @@ def create_project(root: Path, *mutants: dict[str, object]) -> Path:
 
 def run_mutants(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(RUNNER), "--root", str(root), *arguments]
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # the toy project needs none; pytest starts faster
+    environment = {
+        **os.environ,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }  # pytest starts faster
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
