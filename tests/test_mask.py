@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, noop_mask
 
 import regard
 from regard import mask
@@ -420,6 +421,10 @@ INVALID = {
         r"at most 4 dimensions; got shape \(1, 1, 1, 2, 2\)\.",
     ),
     "a string": (lambda: mask.causal() & "causal", r"mask must be a mask, a boolean tensor or a function .* got str\."),
+    "a block mask of FlexAttention": (
+        lambda: mask.causal() & create_block_mask(noop_mask, None, None, 8, 8, device="cpu"),
+        r"mask must be a mask, a boolean tensor or a function .* got BlockMask\. Pass its function, \.mask_mod\.",
+    ),
     "a tensor of the wrong size": (
         lambda: mask.tensor(torch.ones(3, 4, dtype=torch.bool)).to_dense(3, 5),
         r"must broadcast to \(batch, heads, n_q, n_k\) = \(1, 1, 3, 5\); got shape \(3, 4\)",

@@ -252,9 +252,10 @@ def as_mask(value: Any) -> Mask:
         return tensor(value)
     if callable(value):
         return materialize(from_function(value))
+    is_block_mask = callable(getattr(value, "mask_mod", None))  # of FlexAttention
+    hint = "Pass its function, .mask_mod." if is_block_mask else "See regard.mask for the built-in masks."
     raise ArgumentError(
-        f"mask must be a mask, a boolean tensor or a function (b, h, i, j); got {type(value).__name__}. "
-        "See regard.mask for the built-in masks."
+        f"mask must be a mask, a boolean tensor or a function (b, h, i, j); got {type(value).__name__}. {hint}"
     )
 
 

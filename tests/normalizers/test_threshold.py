@@ -2,6 +2,8 @@
 
 import math
 import pickle
+from dataclasses import dataclass
+from typing import ClassVar
 
 import entmax
 import pytest
@@ -11,8 +13,8 @@ from torch import Tensor
 import regard
 from regard import mask, measure, normalizer, score
 from regard.errors import ArgumentError
-from regard.expr.ir import constant
-from regard.normalizers.threshold import Entmax, Hardmax, TopK
+from regard.expr.ir import Expr, apply, constant, variable
+from regard.normalizers.threshold import Entmax, Hardmax, ThresholdNormalizer, TopK
 
 every_backend = pytest.mark.parametrize("backend", ["native", "tiled", "reference"])
 NORMALIZERS = {
@@ -280,3 +282,33 @@ def test_varlen_sequences_are_normalized_separately() -> None:
         regard.attention(*(x[None] for x in part), normalizer=normalizer.entmax(alpha))[0] for part in parts
     ]
     torch.testing.assert_close(output, torch.cat(expected, 1))
+
+
+@dataclass(frozen=True)
+class AboveMean(ThresholdNormalizer):
+    """Softmax over the scores that are at least the mean of their row."""
+
+    name: ClassVar[str] = "above mean"
+    statistic: ClassVar[str | None] = "threshold"
+
+    def threshold(self, scores: Tensor, parameter: Tensor | None = None) -> Tensor:
+        return scores.detach().mean(-1, keepdim=True)
+
+    def softmax_score_mod(self, threshold: Expr) -> Expr:
+        s = variable("s")
+        return apply("where", apply("lt", s, threshold), constant(-torch.inf), s)
+
+    def normalize(self, scores: Tensor, parameter: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        threshold = self.threshold(scores)
+        return torch.where(scores < threshold, -torch.inf, scores).softmax(-1), threshold.squeeze(-1)
+
+
+def test_a_threshold_normalizer_of_a_user_runs_with_gradients() -> None:
+    x = torch.randn(1, 2, 12, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    result = regard.attention_with_weights(x, x, x, normalizer=AboveMean())
+    expected, _ = AboveMean().normalize(x @ x.mT / 2.0)
+    assert result.plan.backend == "tiled"
+    # float32, sums of 12 products of size 1
+    torch.testing.assert_close(result.weights[...], expected, rtol=1e-5, atol=1e-6)
+    gradients = (torch.autograd.grad(o.square().sum(), x)[0] for o in (result.output, expected @ x))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)

@@ -117,8 +117,15 @@ def _error_message(function: Callable[..., Any], argument_names: Sequence[str], 
     return (
         f"{_function_name(function)}({', '.join(argument_names)}) could not be traced: {reason}{location}\n"
         "A mask or score function may use arithmetic, comparisons, & | ~, torch.where, minimum, maximum, abs, tanh, "
-        "exp, log, and tensors indexed by b, h, i and j. For anything else, use score.custom(fn)."
+        f"exp, log, and tensors indexed by b, h, i and j. {_alternative(argument_names)}"
     )
+
+
+def _alternative(argument_names: Sequence[str]) -> str:
+    """Return a sentence that names other options than a traced function with these arguments."""
+    if "s" in argument_names:
+        return "For anything else, use score.bias(tensor), or score.custom(fn) for a function of queries and keys."
+    return "For anything else, pass a boolean tensor."
 
 
 def _function_name(function: Callable[..., Any]) -> str:

@@ -93,7 +93,7 @@ class NativeBackend:
             reasons.append(f"it computes scores in float32, and this call needs {dtype_name(spec.score_dtype)}")
         if spec.score_kind not in ("dot", "additive"):
             reasons.append(f"it supports dot-product and additive scores, not {spec.score_kind} scores")
-        if not isinstance(spec.normalizer, (Softmax, ThresholdNormalizer)):
+        if not isinstance(spec.normalizer, (Softmax, *THRESHOLD_MODES)):
             supported = "softmax, sink, sparsemax, entmax, topk, hardmax"
             reasons.append(f"it does not support the {spec.normalizer.name} normalizer (it supports {supported})")
         if max(spec.n_q, spec.n_k) > MAX_LENGTH:
