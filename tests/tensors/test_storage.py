@@ -86,6 +86,13 @@ def test_fake_tensors_raise_error(options: dict[str, object]) -> None:
             attention(q, q, q, **options)
 
 
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+def test_tensors_on_the_meta_device_raise_error(backend: str | None) -> None:
+    q = torch.empty(1, 2, 40, 16, device="meta")
+    with pytest.raises(ArgumentError, match=r"q, k and v must hold data; tensors on the device meta have only shapes"):
+        attention(q, q, q, backend=backend)
+
+
 def test_zero_tensors_are_materialized() -> None:
     q, zero = randn(), torch._efficientzerotensor((1, 2, 40, 16))
     attention(q, q, q)
