@@ -43,8 +43,8 @@ def execute(
     device = call.q.device.type
     if device == "meta":
         raise ArgumentError(
-            "q, k and v must hold data; tensors on the device meta have only shapes. Pass tensors on another device, or "
-            "the shapes to regard.explain."
+            "q, k and v must hold data; tensors on the device meta have only shapes. Pass tensors on another device, "
+            "or the shapes to regard.explain."
         )
     with without_autocast(device) if torch.is_autocast_enabled(device) else nullcontext():
         softmax_plan, inputs = prepare_inputs(call, plan, backend)
