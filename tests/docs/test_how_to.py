@@ -1,11 +1,16 @@
-"""The how-to pages name every function of their modules, and their pictures are made by their code."""
+"""The how-to pages name every function of their modules, and their code makes their pictures and runs on two ranks."""
 
 import re
 import runpy
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from tests.distributed.launch import free_port
+from tests.docs.test_documents import python_blocks
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIGURES = DOCS / "how-to" / "figures"
@@ -30,3 +35,23 @@ def test_the_pictures_of_the_page_of_figures_are_small_and_made_by_its_code() ->
     for name in pictures:
         assert f'savefig("{name}"' in code
         assert (FIGURES / name).stat().st_size < 150_000
+
+
+def test_the_code_of_the_page_of_ranks_runs_on_two_ranks(tmp_path: Path) -> None:
+    blocks = python_blocks((DOCS / "how-to" / "ranks.md").read_text(encoding="utf8"))
+    code = "\n".join(block.code for block in blocks if not block.code.startswith(">>> "))
+    assert code.count("dist.destroy_process_group()\n") == 1
+    script = tmp_path / "script.py"
+    script.write_text(code.replace("dist.destroy_process_group()\n", "print(f'{dist.get_world_size()} ranks')\n"))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    run = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("2 ranks") == 2
