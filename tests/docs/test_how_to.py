@@ -40,18 +40,11 @@ def test_the_pictures_of_the_page_of_figures_are_small_and_made_by_its_code() ->
 def test_the_code_of_the_page_of_ranks_runs_on_two_ranks(tmp_path: Path) -> None:
     blocks = python_blocks((DOCS / "how-to" / "ranks.md").read_text(encoding="utf8"))
     code = "\n".join(block.code for block in blocks if not block.code.startswith(">>> "))
-    assert code.count("dist.destroy_process_group()\n") == 1
     script = tmp_path / "script.py"
-    script.write_text(code.replace("dist.destroy_process_group()\n", "print(f'{dist.get_world_size()} ranks')\n"))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(free_port()),
-    ]
-    run = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    report = "import os, pathlib\npathlib.Path(os.environ['RANK']).write_text(str(o.shape))\n"
+    script.write_text(f"{code}\n{report}os._exit(0)\n")  # threads of gloo may crash while Python shuts down
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    command = [sys.executable, *launch, str(script)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("2 ranks") == 2
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["torch.Size([1, 8, 1, 64])"] * 2
