@@ -63,5 +63,5 @@ def test_the_range_of_transformers_ends_at_the_oldest_and_newest_tested_version(
         next_minor(versions[-1])
     )
     assert not transformers_range.contains("5.3.9")
-    page = (ROOT / "docs" / "huggingface.md").read_text(encoding="utf8")
+    page = (ROOT / "docs" / "how-to" / "huggingface.md").read_text(encoding="utf8")
     assert f"needs transformers {oldest} to {versions[-1]} " in page

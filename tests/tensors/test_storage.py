@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from regard import attention, mask, normalizer, score
+from regard import attention, mask, normalizer, scaled_dot_product_attention, score
 from regard.backends.native.backend import builds
 from regard.errors import ArgumentError
 from regard.tensors.storage import address
@@ -84,6 +84,15 @@ def test_fake_tensors_raise_error(options: dict[str, object]) -> None:
             ArgumentError, match=r"needs tensors with data in memory; got a FakeTensor of shape \(1, 2, 40"
         ):
             attention(q, q, q, **options)
+
+
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+def test_tensors_on_the_meta_device_raise_error(backend: str | None) -> None:
+    q = torch.empty(1, 2, 40, 16, device="meta")
+    with pytest.raises(ArgumentError, match=r"q, k and v must hold data; tensors on the device meta have only shapes"):
+        attention(q, q, q, backend=backend)
+    with pytest.raises(ArgumentError, match=r"q, k and v must hold data"):
+        scaled_dot_product_attention(q, q, q)
 
 
 def test_zero_tensors_are_materialized() -> None:

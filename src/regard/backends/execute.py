@@ -15,6 +15,7 @@ from regard.backends.shared.relative_values import relative_output
 from regard.backends.shared.sinkhorn import reduce_to_softmax
 from regard.backends.shared.weight_tiles import WeightInputs
 from regard.call.spec import BackendInputs, CallSpec, ParsedCall
+from regard.errors import ArgumentError
 from regard.plan.choose import Plan
 from regard.tensors.precision import without_autocast
 
@@ -40,6 +41,11 @@ def execute(
         warn_missing_core(CORE_ERROR)
     backend = BACKENDS_BY_NAME[plan.backend]
     device = call.q.device.type
+    if device == "meta":
+        raise ArgumentError(
+            "q, k and v must hold data; tensors on the device meta have only shapes. Pass tensors on another device, "
+            "or the shapes to regard.explain."
+        )
     with without_autocast(device) if torch.is_autocast_enabled(device) else nullcontext():
         softmax_plan, inputs = prepare_inputs(call, plan, backend)
         spec = spec_before_factor(call, softmax_plan)

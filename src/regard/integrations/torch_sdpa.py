@@ -84,7 +84,8 @@ def sdpa_to_attention_kwargs(
         raise ArgumentError(
             "attn_mask must not be given together with is_causal=True; got both. Include the causal mask in attn_mask."
         )
-    if torch.is_autocast_enabled(query.device.type):  # autocast also lowers the precision of torch's SDPA
+    # autocast also lowers the precision of torch's SDPA; it does not know the device meta
+    if query.device.type != "meta" and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) if x.dtype != torch.float64 else x for x in (query, key, value))
     leading = query.shape[:-2]

@@ -1,6 +1,7 @@
 """Models by name: bundled models, and directories of Hugging Face with supported and unsupported models."""
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,12 @@ def test_a_seq2seq_model_without_a_language_model_head_raises(tmp_path: Path) ->
     folder = save_model("T5Model", tmp_path, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     with pytest.raises(LoadError, match="must be saved with its language model head; it is a T5Model"):
         load_text_model(folder)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./no-such-folder", "models/no/such"])
+def test_a_folder_that_does_not_exist_raises(name: str) -> None:
+    with pytest.raises(LoadError, match=f"got '{re.escape(name)}': there is no such folder"):
+        load_text_model(name)
 
 
 def test_an_audio_model_raises(tmp_path: Path) -> None:

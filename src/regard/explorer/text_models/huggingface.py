@@ -48,6 +48,7 @@ def load_huggingface_model(name: str) -> TextModel:
     """Return a model and its tokenizer, by directory or name."""
     transformers = import_optional("transformers", "a Hugging Face model", "regard[hf]")
     try:
+        _check_folder(name)
         config = _from_pretrained(transformers.AutoConfig, name)
         model_class = _saved_class(config, transformers)
         adapter = _adapter_class(model_class.__name__, getattr(config, "is_encoder_decoder", False))
@@ -90,6 +91,13 @@ def _check_input(main_input_name: str, config: Any) -> None:
             f"its model type {config.model_type} takes {main_input_name}, not text. Record it with regard.record and "
             "open the recording with regard explore --recording."
         )
+
+
+def _check_folder(name: str) -> None:
+    """Raise an error for a path without a folder, which transformers would report as an invalid name."""
+    is_path = name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1
+    if is_path and not Path(name).is_dir():
+        raise ValueError("there is no such folder.")
 
 
 def _check_weights(name: str) -> None:

@@ -120,7 +120,8 @@ def huggingface_to_attention_kwargs(
 ) -> dict[str, Any]:
     """Return the keyword arguments of `regard.attention` for a layer's call, except dropout."""
     _check_supported(module, kwargs)
-    if torch.is_autocast_enabled(query.device.type):  # autocast also lowers the precision of eager attention
+    # autocast also lowers the precision of eager attention; it does not know the device meta
+    if query.device.type != "meta" and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) if x.dtype != torch.float64 else x for x in (query, key, value))
     n_q, n_k = query.shape[-2], key.shape[-2]
