@@ -126,7 +126,8 @@ sanitize: setup  ## run the core under sanitizers for memory, undefined behavior
 	  tests/backends/odd_sizes.py tests/backends/test_zero_lengths.py tests/backends/test_decode.py tests/backends/test_half_precision.py tests/backends/test_additive.py tests/backends/shared/test_weight_tiles.py tests/backends/test_thresholded.py tests/backends/shared/test_sinkhorn.py tests/laws --ignore tests/laws/test_memory.py
 
 docs: setup  ## build the documentation site in build/site, without a network: a minute; then open build/site/index.html
-	@$(MKDOCS) build --strict --quiet && echo "docs: open build/site/index.html"
+	@mkdir -p build && { $(MKDOCS) build --strict > build/docs.log 2>&1 || { grep -v '^INFO' build/docs.log >&2; exit 1; }; }
+	@echo "docs: open build/site/index.html"
 
 docs-serve: setup  ## show the documentation while you write it, at http://127.0.0.1:8000; stop with Ctrl-C
 	@$(MKDOCS) serve --livereload

@@ -1,10 +1,9 @@
-"""Make four pictures of the documentation: `.venv/bin/python docs/pictures/make.py [folder]`."""
+"""Make three pictures of the documentation: `.venv/bin/python docs/pictures/make.py [folder]`."""
 
 import runpy
 import sys
 from pathlib import Path
 
-import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
@@ -26,14 +25,6 @@ def induction_head():
 def causal_window():
     """Return the picture of docs/architecture.md: the mask of its call."""
     return plot.mask(mask.causal() & mask.sliding_window(1024), 4096)
-
-
-def three_words():
-    """Return the picture of docs/from-scratch.md: the weights of its three words."""
-    words = np.array([[1.0, 2.0, 3.0], [0.5, 1.0, 1.5], [2.0, 1.0, 0.5]])
-    q = words @ [[0.6, -0.2], [0.1, 0.5], [-0.3, 0.4]]
-    k = words @ [[0.2, 0.3], [-0.4, 0.7], [0.5, -0.1]]
-    return plot.weights(regard.attention_with_weights(q, k, words).weights[...], ["dog", "ate", "dinner"])
 
 
 MASKS = {
@@ -66,12 +57,7 @@ def all_masks():
     return figure
 
 
-PICTURES = {
-    "repetition.png": induction_head,
-    "mask.png": causal_window,
-    "three-words.png": three_words,
-    "masks.png": all_masks,
-}
+PICTURES = {"repetition.png": induction_head, "mask.png": causal_window, "masks.png": all_masks}
 
 
 def main(folder):

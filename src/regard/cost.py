@@ -500,8 +500,8 @@ COMPLEXITIES: Mapping[str, Complexity] = MappingProxyType(
 )
 """Time and memory of each kind of layer, by its name.
 
-n tokens, d head_dim, w window or kernel size, m landmarks, features or compressed length, a hidden_dim of additive scores,
-r hashing rounds.
+n tokens, d head_dim, w window or kernel size, m landmarks, features or compressed length, a hidden_dim of additive
+scores, r hashing rounds.
 """
 
 

@@ -106,6 +106,20 @@ def test_search_works_from_the_file_system(site: Path, page: Page) -> None:
 
 @pytest.mark.long
 @needs_browser
+def test_the_guide_is_found_by_a_question_and_computes_in_the_browser(site: Path, page: Page) -> None:
+    page.goto(f"file://{site}/index.html")
+    page.locator("input.md-search__input").fill("what is causal masking, with numbers")
+    page.wait_for_selector(".md-search-result__item")
+    links = page.locator("a.md-search-result__link").evaluate_all("links => links.slice(0, 3).map(a => a.href)")
+    assert any("#causal-masking-with-numbers" in link for link in links), links
+    page.goto(f"file://{site}/guide/attention-step-by-step.html#causal-masking-with-numbers")
+    page.wait_for_selector("[data-widget=model][data-ready]")
+    assert page.locator(".guide-widget").count() == page.locator(".guide-widget[data-ready]").count() == 8
+    assert "0.6175" in page.locator("[data-widget=causal]").inner_text()
+
+
+@pytest.mark.long
+@needs_browser
 def test_no_page_needs_the_network_or_scrolls_sideways(site: Path, page: Page) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     pages = sorted(path for path in site.rglob("*.html") if "repository" not in path.parts and path.name != "404.html")

@@ -4,7 +4,6 @@ The sources are in docs/. Other pages come from README.md (the home page) and ot
 the public modules and the command line, and from every file of the repository that a page links to.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tools.docs import command_line, reference, repository
+from tools.docs.guide import page as guide
 
 ROOT = Path(__file__).parents[2]
 ROOT_PAGES = {
@@ -23,7 +23,8 @@ ROOT_PAGES = {
     "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
     "THIRD_PARTY_NOTICES.md": "project/third-party-notices.md",
 }
-log = logging.getLogger("mkdocs.plugins.regard")
+# A link to the source of a public module leads to its page of the reference, which the repository does not contain.
+REFERENCE_PAGES = reference.pages_by_source()
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -45,6 +46,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         if (ROOT / source).exists():
             files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf8")))
     for path, text in {**reference.pages(), **command_line.pages()}.items():
+        files.append(File.generated(config, path, content=text))
+    for path, text in guide.generated_files().items():
         files.append(File.generated(config, path, content=text))
     for target in sorted(set(_outside_targets(files))):
         if target.suffix in repository.PICTURES:
@@ -72,18 +75,25 @@ def source_of(uri: str) -> Path:
 
 
 def _is_page(target: Path) -> bool:
+    """Return whether a file, which is in the repository, has a page of its own on the site."""
+    if target.relative_to(ROOT) in REFERENCE_PAGES:
+        return True
     is_in_docs = target.is_relative_to(ROOT / "docs") and not target.is_dir() and target.suffix not in repository.CODE
     return is_in_docs or target.relative_to(ROOT).as_posix() in ROOT_PAGES
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point the relative links of a page to the pages of the site."""
+    """Insert the widgets of the guide; point the relative links of a page to the pages of the site."""
+    if page.file.src_uri == guide.URI:
+        markdown = guide.insert_widgets(markdown)
     source = source_of(page.file.src_uri)
 
     def site_uri(target: Path) -> str | None:
-        relative = target.relative_to(ROOT).as_posix()
-        if relative in ROOT_PAGES:
-            return ROOT_PAGES[relative]
+        relative = target.relative_to(ROOT)
+        if relative in REFERENCE_PAGES:
+            return REFERENCE_PAGES[relative]
+        if relative.as_posix() in ROOT_PAGES:
+            return ROOT_PAGES[relative.as_posix()]
         if _is_page(target):
             return target.relative_to(ROOT / "docs").as_posix()
         if target.suffix in repository.PICTURES:
@@ -91,3 +101,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return repository.page_path(target.relative_to(ROOT))
 
     return repository.rewrite_links(markdown, source, page.file.src_uri, site_uri)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Add the script of the guide to its page."""
+    return guide.add_files(html) if page.file.src_uri == guide.URI else html

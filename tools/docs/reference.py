@@ -5,10 +5,12 @@ import inspect
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 
 from tools.docs.docstring_examples import fence_examples
 
+ROOT = Path(__file__).parents[2]
 # Modules that users import, in the order of the navigation. tests/project/test_public_api.py checks their names.
 PUBLIC_MODULES = [
     "regard",
@@ -46,6 +48,18 @@ def navigation() -> list[str | dict[str, str]]:
 
 def page_path(module_name: str) -> str:
     return f"reference/{module_name}.md"
+
+
+def pages_by_source() -> dict[Path, str]:
+    """Return the path of each page by the file or folder that it documents, relative to the repository."""
+    package = Path("src", "regard")
+    folders = {package: "reference/index.md", package / "cli": "reference/command-line.md"}
+    return folders | {_source(name): page_path(name) for name in PUBLIC_MODULES}
+
+
+def _source(module_name: str) -> Path:
+    path = Path("src", *module_name.split("."))
+    return path / "__init__.py" if (ROOT / path).is_dir() else path.with_suffix(".py")
 
 
 def pages() -> dict[str, str]:

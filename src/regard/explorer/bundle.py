@@ -7,7 +7,7 @@ classes and constants by name, or one default. Types are comments, which the scr
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -54,12 +54,20 @@ def served_files() -> dict[str, bytes]:
 
 @memoize()
 def bundle_script(entry: str) -> str:
-    """Return a module and all its imports as one script, in which the variable `page` has the exports of `entry`.
+    """Return a module of the folder `frontend` and all its imports as one script; see `bundle_modules`.
 
     >>> "import " in bundle_script("app/widget-entry.js").splitlines()[0]
     False
     """
-    modules = _modules_in_import_order(entry)
+    return bundle_modules(entry, lambda path: read_frontend_file(path).decode())
+
+
+def bundle_modules(entry: str, read_module: Callable[[str], str]) -> str:
+    """Return a module and all its imports as one script, in which the variable `page` has the exports of `entry`.
+
+    `read_module` returns the text of the module with a path. Imported paths are relative to the importing module.
+    """
+    modules = _modules_in_import_order(entry, read_module)
     variables = {_module_variable(path): path for path, _ in modules}
     if len(variables) < len(modules):
         path = next(path for path, _ in modules if variables[_module_variable(path)] != path)
@@ -71,7 +79,7 @@ def bundle_script(entry: str) -> str:
     return "\n".join([*wrapped, f"const page = {_module_variable(entry)};"])
 
 
-def _modules_in_import_order(entry: str) -> list[tuple[str, str]]:
+def _modules_in_import_order(entry: str, read_module: Callable[[str], str]) -> list[tuple[str, str]]:
     """Return the paths and texts of modules, each module after those it imports."""
     texts: dict[str, str] = {}
 
@@ -80,7 +88,7 @@ def _modules_in_import_order(entry: str) -> list[tuple[str, str]]:
             raise LoadError(f"modules must not import each other in a cycle; got {' -> '.join((*importers, path))}.")
         if path in texts:
             return
-        text = read_frontend_file(path).decode()
+        text = read_module(path)
         for match in IMPORT_PATTERN.finditer(text):
             visit(_resolve_import(path, match["path"]), (*importers, path))
         texts[path] = text
@@ -90,7 +98,7 @@ def _modules_in_import_order(entry: str) -> list[tuple[str, str]]:
 
 
 def _resolve_import(importer: str, relative_path: str) -> str:
-    """Return the path of an imported module, relative to the folder `frontend`.
+    """Return the path of an imported module, relative to the same folder as the path of the importer.
 
     >>> _resolve_import("views/map/map-view.js", "../../charts/map/viewport.js")
     'charts/map/viewport.js'

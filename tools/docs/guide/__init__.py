@@ -1,0 +1,1 @@
+"""The guide "Attention, step by step": its widgets, their data and its script."""
