@@ -4,12 +4,14 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
 import regard
+from tests.chromium import chromium
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 # A background job of a shell ignores SIGINT, which some tests send to themselves and to subprocesses.
@@ -45,6 +47,13 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed_torch() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One browser for all tests of a process, because starting it takes seconds."""
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture

@@ -175,8 +175,10 @@ def _declares(text: str, name: str) -> bool:
 
 
 def local_findings(files: Sequence[Path], root: Path) -> Iterator[str]:
+    word = re.compile(rf"\b_*(?:{'|'.join(LOCALS)})\b")
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        text = path.read_text(encoding="utf8")
+        for node in ast.walk(ast.parse(text)) if word.search(text) else ():
             name = ""
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 name = node.id

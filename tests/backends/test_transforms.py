@@ -584,7 +584,7 @@ def test_compiled_caller_agrees_with_eager_forward_and_backward(backend, name):
         close(actual, expected)
 
 
-@compile_backends
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.long), "aot_eager"])
 def test_compiled_module_trains_to_the_same_parameters(backend):
     torch.manual_seed(3)
     plain = nn.Sequential(Layer(), nn.GELU(), Layer())
@@ -603,7 +603,7 @@ def test_compiled_module_trains_to_the_same_parameters(backend):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@compile_backends
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.long), "aot_eager"])
 def test_compiled_caller_can_read_weights_at_any_length(backend):
     def caller(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         actual = regard.attention_with_weights(q, k, v, mask=mask.causal())
@@ -615,7 +615,7 @@ def test_compiled_caller_can_read_weights_at_any_length(backend):
         close(compiled(*inputs(n=n)), caller(*inputs(n=n)))
 
 
-@compile_backends
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.long), "aot_eager"])
 def test_other_public_functions_can_be_compiled(backend):
     q, k, v = inputs(2, n=6)
 

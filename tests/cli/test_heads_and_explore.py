@@ -107,7 +107,14 @@ def test_invalid_ports_exit_with_2() -> None:
     assert code == 2 and "from 0 to 65535; got 70000" in stderr
 
 
-@pytest.mark.parametrize("arguments", [(TEXT,), ("--model", "dates"), ("--recording",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (TEXT,),
+        pytest.param(("--model", "dates"), marks=pytest.mark.long),
+        pytest.param(("--recording",), marks=pytest.mark.long),
+    ],
+)
 def test_explore_serves_a_page_until_ctrl_c(arguments: tuple[str, ...], saved: str) -> None:
     pytest.importorskip("uvicorn", reason="regard explore needs pip install regard[explorer]")
     options = [*arguments, saved] if arguments == ("--recording",) else list(arguments)

@@ -88,7 +88,7 @@ def precision_of(backend: str) -> tuple[torch.dtype, dict[str, float]]:
     return (torch.float32, CLOSE_FLOAT32) if backend in ("native", "flex") else (torch.float64, CLOSE)
 
 
-@pytest.mark.parametrize("queries", [QUERIES, 160])
+@pytest.mark.parametrize("queries", [QUERIES, pytest.param(160, marks=pytest.mark.long)])
 @every_mod
 def test_flex_mods_equal_torch(kind: str, name: str, queries: int) -> None:
     mod = build(kind, name)

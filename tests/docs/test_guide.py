@@ -2,20 +2,18 @@
 
 import re
 import runpy
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, sync_playwright
 
 import regard
 from regard import mask, score
 from regard.walkthrough.projection import project
+from tests.chromium import needs_chromium, offline_page
 from tests.docs import guide_page
 from tools.docs.guide import page as guide
 from tools.docs.guide.static_tables import TABLES
@@ -23,7 +21,7 @@ from tools.docs.guide.widget_data import page_masks
 
 ROOT = Path(__file__).parents[2]
 FRONTEND = ROOT / guide.FRONTEND
-pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -32,69 +30,48 @@ def guide_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def initial_page(browser: Browser, guide_path: Path) -> Iterator[Page]:
+def initial_page(browser: Any, guide_path: Path) -> Iterator[Any]:
     """A page that no test changes."""
-    with checked_page(browser) as page:
+    with offline_page(browser) as page:
         yield open_guide(page, guide_path)
 
 
 @pytest.fixture(scope="module")
-def shared_page(browser: Browser) -> Iterator[Page]:
-    with checked_page(browser) as page:
+def shared_page(browser: Any) -> Iterator[Any]:
+    with offline_page(browser) as page:
         yield page
 
 
-@contextmanager
-def checked_page(browser: Browser) -> Iterator[Page]:
-    """Yield a page; raise at its end if it asked for the network or reported an error."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    problems: list[str] = []
-    page.on("request", lambda request: request.url.startswith("http") and problems.append(request.url))
-    page.on("console", lambda message: message.type == "error" and problems.append(message.text))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    yield page
-    page.close()
-    assert problems == []
-
-
 @pytest.fixture
-def page(shared_page: Page, guide_path: Path) -> Page:
+def page(shared_page: Any, guide_path: Path) -> Any:
     return open_guide(shared_page, guide_path)
 
 
-def open_guide(page: Page, path: Path) -> Page:
+def open_guide(page: Any, path: Path) -> Any:
     page.set_default_timeout(20_000)
     page.goto(f"file://{path}")
     page.wait_for_function("document.querySelectorAll('.guide-widget:not([data-ready])').length === 0")
     return page
 
 
-def stage(page: Page, widget: str, name: str) -> np.ndarray:
+def stage(page: Any, widget: str, name: str) -> np.ndarray:
     """Return the numbers of a card, at full precision."""
     rows = page.locator(f"[data-widget={widget}] .stage-card[data-stage='{name}'] tbody tr")
     return np.array(rows.evaluate_all("rows => rows.map(r => [...r.querySelectorAll('td')].map(c => Number(c.title)))"))
 
 
-def values(page: Page, selector: str) -> np.ndarray:
+def values(page: Any, selector: str) -> np.ndarray:
     """Return the numbers of bars, cans or other elements, at full precision."""
     return np.array(page.locator(selector).evaluate_all("nodes => nodes.map(n => Number(n.dataset.value))"))
 
 
-def row(page: Page, widget: str, name: str, index: int = 0) -> np.ndarray:
+def row(page: Any, widget: str, name: str, index: int = 0) -> np.ndarray:
     """Return a row of numbers below the words of a sentence."""
     cells = page.locator(f"[data-widget={widget}] table.words").nth(index).locator(f"tr[data-row={name}] td")
     return np.array(cells.evaluate_all("cells => cells.map(c => Number(c.title))"))
 
 
-def mixture(page: Page) -> np.ndarray:
+def mixture(page: Any) -> np.ndarray:
     return np.array([float(x) for x in page.locator(".mixture output").get_attribute("data-value").split()])
 
 
@@ -109,14 +86,14 @@ def word_steps(x: Any = None, **options: Any) -> regard.walkthrough.steps.Steps:
     return regard.steps(*inputs, **options)
 
 
-def test_the_three_words_start_with_the_numbers_of_the_page(initial_page: Page) -> None:
+def test_the_three_words_start_with_the_numbers_of_the_page(initial_page: Any) -> None:
     variables = guide.variables()
     for name, variable in {"Q": "Q", "weights": "A", "output": "O"}.items():
         assert_shows(stage(initial_page, "steps", name), variables[variable])
     assert_shows(stage(initial_page, "steps", "scaled"), variables["S"] / np.sqrt(2))
 
 
-def test_masks_start_with_the_numbers_of_the_page(initial_page: Page) -> None:
+def test_masks_start_with_the_numbers_of_the_page(initial_page: Any) -> None:
     variables = guide.variables()
     for widget, masked in {"causal": "masked", "padding": "padded"}.items():
         assert_shows(stage(initial_page, widget, "masked"), variables[masked])
@@ -124,7 +101,7 @@ def test_masks_start_with_the_numbers_of_the_page(initial_page: Page) -> None:
     assert_shows(stage(initial_page, "causal", "output"), variables["causal_output"])
 
 
-def test_the_scale_starts_with_the_numbers_of_the_page(initial_page: Page) -> None:
+def test_the_scale_starts_with_the_numbers_of_the_page(initial_page: Any) -> None:
     variables = guide.variables()
     weights = variables["softmax"](variables["long_keys"] @ variables["long_query"] / 8)
     assert_shows(values(initial_page, "[aria-label=Weights] li"), weights)
@@ -132,13 +109,13 @@ def test_the_scale_starts_with_the_numbers_of_the_page(initial_page: Page) -> No
     assert initial_page.locator("[data-widget=scale] output").inner_text() == "0.125 = 1/√64"
 
 
-def test_paint_starts_with_the_numbers_of_the_page(initial_page: Page) -> None:
+def test_paint_starts_with_the_numbers_of_the_page(initial_page: Any) -> None:
     variables = guide.variables()
     assert_shows(values(initial_page, ".cans li"), variables["amounts"])
     assert_shows(mixture(initial_page), variables["amounts"] @ variables["paints"])
 
 
-def test_trained_heads_start_with_the_weights_of_the_recording(initial_page: Page) -> None:
+def test_trained_heads_start_with_the_weights_of_the_recording(initial_page: Any) -> None:
     variables = guide.variables()
     for widget, index, name in (("sentence", 0, "head"), ("heads", 0, "head"), ("heads", 1, "other_head")):
         recorded = variables["head_weights"][variables[name]]
@@ -149,7 +126,7 @@ def test_trained_heads_start_with_the_weights_of_the_recording(initial_page: Pag
     )
 
 
-def test_the_model_shows_its_predictions_and_every_head(page: Page) -> None:
+def test_the_model_shows_its_predictions_and_every_head(page: Any) -> None:
     variables = guide.variables()
     widget = page.locator("[data-widget=model]")
     shown = values(page, "[data-widget=model] .bar-list li")
@@ -164,7 +141,7 @@ def test_the_model_shows_its_predictions_and_every_head(page: Page) -> None:
     assert widget.locator(".head-button").count() == 32
 
 
-def test_an_edited_number_of_x_gives_the_numbers_of_python(page: Page) -> None:
+def test_an_edited_number_of_x_gives_the_numbers_of_python(page: Any) -> None:
     page.get_by_label("X, row 3, column 1").fill("-1.5")
     x = np.array(guide.data()["words"]["x"])
     x[2, 0] = -1.5
@@ -173,7 +150,7 @@ def test_an_edited_number_of_x_gives_the_numbers_of_python(page: Page) -> None:
         assert_shows(stage(page, "steps", name), steps[name].values)
 
 
-def test_an_edited_query_changes_its_row_only(page: Page) -> None:
+def test_an_edited_query_changes_its_row_only(page: Any) -> None:
     page.get_by_label("X, row 1, column 2").fill("0,25")  # a decimal comma
     page.get_by_role("button", name="Edit Q").click()
     page.get_by_label("Q, row 2, column 1").fill("3")
@@ -189,14 +166,14 @@ def test_an_edited_query_changes_its_row_only(page: Page) -> None:
     assert_shows(stage(page, "steps", "weights"), guide.variables()["A"])
 
 
-def test_an_invalid_number_is_marked_and_changes_nothing(page: Page) -> None:
+def test_an_invalid_number_is_marked_and_changes_nothing(page: Any) -> None:
     field = page.get_by_label("X, row 1, column 1")
     field.fill("two")
     assert field.get_attribute("aria-invalid") == "true"
     assert_shows(stage(page, "steps", "weights"), guide.variables()["A"])
 
 
-def test_masks_are_switched(page: Page) -> None:
+def test_masks_are_switched(page: Any) -> None:
     widget = page.locator("[data-widget=causal]")
     widget.get_by_role("button", name="No mask").click()
     widget.locator("[data-stage=scaled]").wait_for()
@@ -212,7 +189,7 @@ def test_masks_are_switched(page: Page) -> None:
         assert_shows(stage(page, "padding", name), expected[name].values)
 
 
-def test_the_scale_is_set_with_the_keyboard(page: Page) -> None:
+def test_the_scale_is_set_with_the_keyboard(page: Any) -> None:
     variables = guide.variables()
     page.get_by_role("slider", name="Scale").press("End")
     steps = regard.steps(
@@ -227,7 +204,7 @@ def test_the_scale_is_set_with_the_keyboard(page: Page) -> None:
     assert_shows(values(page, "[aria-label=Saturation] li"), [-(weights * weights.log()).sum(), derivatives.norm()])
 
 
-def test_the_query_of_the_paints_is_dragged_and_set_with_the_keyboard(page: Page) -> None:
+def test_the_query_of_the_paints_is_dragged_and_set_with_the_keyboard(page: Any) -> None:
     wheel = page.locator(".wheel")
     wheel.scroll_into_view_if_needed()
     box = wheel.bounding_box()
@@ -256,7 +233,7 @@ def expected_amounts(angle: float, length: float) -> np.ndarray:
     return np.asarray(output.weights[0])
 
 
-def test_swapped_paints_change_the_mixture_but_not_the_amounts(page: Page) -> None:
+def test_swapped_paints_change_the_mixture_but_not_the_amounts(page: Any) -> None:
     variables = guide.variables()
     paints = variables["paints"][[0, 3, 2, 1, 4, 5]]
     page.get_by_label("Swap the paints").check()
@@ -266,7 +243,7 @@ def test_swapped_paints_change_the_mixture_but_not_the_amounts(page: Page) -> No
     assert [int(n) for n in re.findall(r"\d+", color)] == [round(x) for x in variables["amounts"] @ paints]
 
 
-def test_words_are_selected_by_keyboard_and_pointer(page: Page) -> None:
+def test_words_are_selected_by_keyboard_and_pointer(page: Any) -> None:
     variables = guide.variables()
     recorded = variables["head_weights"][variables["head"]]
     words = page.locator("[data-widget=sentence] button.word")
@@ -283,7 +260,7 @@ def test_words_are_selected_by_keyboard_and_pointer(page: Page) -> None:
         np.testing.assert_allclose(row(page, "heads", "weight", index), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_page_reads_without_javascript(browser: Browser, guide_path: Path) -> None:
+def test_the_page_reads_without_javascript(browser: Any, guide_path: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"file://{guide_path}")
@@ -294,7 +271,7 @@ def test_the_page_reads_without_javascript(browser: Browser, guide_path: Path) -
     context.close()
 
 
-def test_the_page_fits_a_phone_in_dark_colors_without_motion(browser: Browser, guide_path: Path) -> None:
+def test_the_page_fits_a_phone_in_dark_colors_without_motion(browser: Any, guide_path: Path) -> None:
     context = browser.new_context(viewport={"width": 400, "height": 800}, reduced_motion="reduce", has_touch=True)
     page = open_guide(context.new_page(), guide_path)
     page.evaluate("document.body.dataset.mdColorScheme = 'slate'")
@@ -308,7 +285,7 @@ def test_the_page_fits_a_phone_in_dark_colors_without_motion(browser: Browser, g
     context.close()
 
 
-def test_every_control_has_a_name(initial_page: Page) -> None:
+def test_every_control_has_a_name(initial_page: Any) -> None:
     controls = initial_page.locator(".guide-widget :is(button, input)")
     names = controls.evaluate_all(
         "nodes => nodes.map(n => n.getAttribute('aria-label') ?? n.labels?.[0]?.textContent ?? n.textContent)"

@@ -37,6 +37,7 @@ def test_the_pictures_of_the_page_of_figures_are_small_and_made_by_its_code() ->
         assert (FIGURES / name).stat().st_size < 150_000
 
 
+@pytest.mark.long
 def test_the_code_of_the_page_of_ranks_runs_on_two_ranks(tmp_path: Path) -> None:
     blocks = python_blocks((DOCS / "how-to" / "ranks.md").read_text(encoding="utf8"))
     code = "\n".join(block.code for block in blocks if not block.code.startswith(">>> "))

@@ -3,20 +3,19 @@
 import inspect
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.chromium import needs_chromium, offline_page
 from tools.docs import command_line, docstring_examples, reference, repository
 
 ROOT = Path(__file__).parents[2]
-needs_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +28,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page without access to the network, which fails the test if it asks for it or reports an error."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    problems: list[str] = []
-    page.on("request", lambda request: request.url.startswith("http") and problems.append(request.url))
-    page.on("console", lambda message: message.type == "error" and problems.append(message.text))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    yield page
-    page.close()
-    assert problems == []
+def page(browser: Any) -> Iterator[Any]:
+    with offline_page(browser) as page:
+        yield page
 
 
 @pytest.mark.parametrize("name", reference.PUBLIC_MODULES)
@@ -96,8 +80,8 @@ def test_every_public_name_has_an_anchor(site: Path) -> None:
 
 
 @pytest.mark.long
-@needs_browser
-def test_search_works_from_the_file_system(site: Path, page: Page) -> None:
+@needs_chromium
+def test_search_works_from_the_file_system(site: Path, page: Any) -> None:
     page.goto(f"file://{site}/index.html")
     page.locator("input.md-search__input").fill("sliding window")
     page.wait_for_selector(".md-search-result__item")
@@ -105,8 +89,8 @@ def test_search_works_from_the_file_system(site: Path, page: Page) -> None:
 
 
 @pytest.mark.long
-@needs_browser
-def test_the_guide_is_found_by_a_question_and_computes_in_the_browser(site: Path, page: Page) -> None:
+@needs_chromium
+def test_the_guide_is_found_by_a_question_and_computes_in_the_browser(site: Path, page: Any) -> None:
     page.goto(f"file://{site}/index.html")
     page.locator("input.md-search__input").fill("what is causal masking, with numbers")
     page.wait_for_selector(".md-search-result__item")
@@ -119,8 +103,8 @@ def test_the_guide_is_found_by_a_question_and_computes_in_the_browser(site: Path
 
 
 @pytest.mark.long
-@needs_browser
-def test_no_page_needs_the_network_or_scrolls_sideways(site: Path, page: Page) -> None:
+@needs_chromium
+def test_no_page_needs_the_network_or_scrolls_sideways(site: Path, page: Any) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     pages = sorted(path for path in site.rglob("*.html") if "repository" not in path.parts and path.name != "404.html")
     assert len(pages) > 60
@@ -133,8 +117,8 @@ def test_no_page_needs_the_network_or_scrolls_sideways(site: Path, page: Page) -
 
 
 @pytest.mark.long
-@needs_browser
-def test_formulas_are_rendered(site: Path, page: Page) -> None:
+@needs_chromium
+def test_formulas_are_rendered(site: Path, page: Any) -> None:
     shown = 0
     for path in sorted(site.rglob("*.html")):
         if "arithmatex" in path.read_text(encoding="utf8"):

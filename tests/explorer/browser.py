@@ -1,7 +1,6 @@
 """Helpers that drive the page in Chromium, and the expected values from a recording made without the explorer."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -18,20 +16,10 @@ from regard.explorer import bundle
 from regard.models.bundled import language_model
 from tests.explorer.server_process import ServerProcess, run_server
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-CHROMIUM_FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage"
-).split()
 SENTENCE = " The captain saw the white whale and the boats went down. The captain saw the white whale"
 LAYER, HEAD = 1, 5  # an induction head
 VIEWS = re.findall(r'name: "(\w+)"', bundle.read_frontend_file("app/view-list.js").decode())
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="Chromium is required: use apt-get install chromium, or put chromium on the PATH",
-)
 
 
 @dataclass
@@ -81,18 +69,6 @@ class Site:
 def is_awaited(url: str) -> bool:
     """Return whether `wait_until_idle` waits for a request; the table of heads and the progress may come later."""
     return not url.endswith(("api/heads", "api/progress"))
-
-
-@contextmanager
-def chromium() -> Iterator[Any]:
-    """Start Chromium; a process can run one at a time."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is required: use pip install playwright")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=CHROMIUM_FLAGS)
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 @contextmanager

@@ -1,18 +1,12 @@
-"""One browser and one server for all tests of the page, because starting them takes seconds."""
+"""One server for all tests of the page, because starting it takes seconds."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.explorer.browser import Site, chromium
+from tests.explorer.browser import Site
 from tests.explorer.server_process import ServerProcess, run_server
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from regard.explorer import bundle
-from tests.explorer.browser import HEAD, LAYER, VIEWS, Site, needs_chromium, wait_until_idle
+from tests.chromium import needs_chromium
+from tests.explorer.browser import HEAD, LAYER, VIEWS, Site, wait_until_idle
 
 MARKUP = '<img src=x onerror="document.title=1"><b>bold</b> <script>document.title=2</script> &amp; "quoted"'
 

@@ -13,6 +13,7 @@ from regard import normalizer
 from regard.explorer.api.registry import dispatch
 from regard.files.json_values import to_json_value
 from regard.walkthrough.examples import get_example
+from tests.chromium import needs_chromium
 from tests.explorer.browser import (
     HEAD,
     LAYER,
@@ -21,7 +22,6 @@ from tests.explorer.browser import (
     cell_center,
     export_file,
     is_close,
-    needs_chromium,
     stage_values,
     wait_until_idle,
     weights,

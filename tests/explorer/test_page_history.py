@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.explorer.browser import HEAD, LAYER, SENTENCE, Site, needs_chromium, open_site, wait_until_idle
+from tests.chromium import needs_chromium
+from tests.explorer.browser import HEAD, LAYER, SENTENCE, Site, open_site, wait_until_idle
 from tests.explorer.server_process import run_server
 
 pytestmark = needs_chromium

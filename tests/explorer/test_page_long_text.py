@@ -9,17 +9,8 @@ from typing import Any
 import pytest
 
 from regard.models.bundled import language_model
-from tests.explorer.browser import (
-    HEAD,
-    LAYER,
-    SENTENCE,
-    Site,
-    cell_center,
-    needs_chromium,
-    open_site,
-    read_frame,
-    wait_until_idle,
-)
+from tests.chromium import needs_chromium
+from tests.explorer.browser import HEAD, LAYER, SENTENCE, Site, cell_center, open_site, read_frame, wait_until_idle
 
 pytestmark = [needs_chromium, pytest.mark.long]
 NUM_TOKENS = 16_384

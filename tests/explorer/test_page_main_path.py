@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from regard.models.bundled import language_model
+from tests.chromium import needs_chromium
 from tests.explorer.browser import (
     HEAD,
     LAYER,
@@ -13,7 +14,6 @@ from tests.explorer.browser import (
     Site,
     cell_center,
     is_close,
-    needs_chromium,
     parse_number,
     record_text,
     wait_until_idle,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.chromium import needs_chromium
 from tests.explorer.browser import (
     HEAD,
     LAYER,
@@ -14,7 +15,6 @@ from tests.explorer.browser import (
     Site,
     cell_center,
     is_close,
-    needs_chromium,
     read_frame,
     wait_until_idle,
     weights,

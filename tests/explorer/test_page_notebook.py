@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.explorer.browser import HEAD, LAYER, SENTENCE, cell_center, is_close, needs_chromium, weights
+from tests.chromium import needs_chromium
+from tests.explorer.browser import HEAD, LAYER, SENTENCE, cell_center, is_close, weights
 
 pytest.importorskip("jupyterlab", reason="JupyterLab is required: use pip install jupyterlab ipykernel")
 pytestmark = needs_chromium

@@ -5,17 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.explorer.browser import (
-    HEAD,
-    LAYER,
-    SENTENCE,
-    Site,
-    cell_center,
-    is_close,
-    needs_chromium,
-    wait_until_idle,
-    weights,
-)
+from tests.chromium import needs_chromium
+from tests.explorer.browser import HEAD, LAYER, SENTENCE, Site, cell_center, is_close, wait_until_idle, weights
 from tests.explorer.server_process import free_port, run_server
 
 pytestmark = needs_chromium
@@ -95,6 +86,7 @@ def test_the_page_reconnects_when_the_server_is_back(browser: Any, tmp_path: Pat
         page.context.close()
 
 
+@pytest.mark.long
 def test_a_session_id_of_the_old_server_never_shows_a_text_of_the_new_one(browser: Any, tmp_path: Path) -> None:
     """The server may restart without the page noticing."""
     port, environment = free_port(), {"XDG_STATE_HOME": str(tmp_path)}
@@ -131,6 +123,7 @@ def test_a_session_id_of_the_old_server_never_shows_a_text_of_the_new_one(browse
         page.context.close()
 
 
+@pytest.mark.long
 def test_the_key_is_not_sent_to_a_server_with_another_key(browser: Any, tmp_path: Path) -> None:
     port = free_port()
     with run_server(port=port, environment={"XDG_STATE_HOME": str(tmp_path / "one")}) as server:

@@ -11,7 +11,8 @@ from regard.explorer.api.expression_tree import EXPR_OPERATIONS, STAGE_OPERATION
 from regard.explorer.api.registry import dispatch
 from regard.explorer.api.walkthrough_api import MASK_CHOICES
 from regard.explorer.explorer import Explorer
-from tests.explorer.browser import Site, needs_chromium
+from tests.chromium import needs_chromium
+from tests.explorer.browser import Site
 
 pytestmark = needs_chromium
 X = [[1.0, -0.5, 2.0], [0.25, 3.0, -1.0], [0.0, 0.0, 0.0], [-2.0, 1.5, 0.5]]

@@ -1,6 +1,7 @@
 """The data sources of the page, with responses that are late or out of order."""
 
-from tests.explorer.browser import Site, needs_chromium
+from tests.chromium import needs_chromium
+from tests.explorer.browser import Site
 
 pytestmark = needs_chromium
 

@@ -10,7 +10,8 @@ from regard.explorer.api.registry import dispatch
 from regard.explorer.explorer import Explorer
 from regard.explorer.session_from_recording import session_from_recording
 from regard.recording.recorded_call import copy_call
-from tests.explorer.browser import HEAD, LAYER, Site, needs_chromium, wait_until_idle, weights
+from tests.chromium import needs_chromium
+from tests.explorer.browser import HEAD, LAYER, Site, wait_until_idle, weights
 
 pytestmark = needs_chromium
 

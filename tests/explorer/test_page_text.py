@@ -8,17 +8,8 @@ import torch
 from regard.explorer.session import Session
 from regard.explorer.text_models.registry import load_text_model
 from regard.recording.metrics.token_groups import word_ids
-from tests.explorer.browser import (
-    HEAD,
-    LAYER,
-    Site,
-    is_close,
-    needs_chromium,
-    parse_number,
-    record_text,
-    wait_until_idle,
-    weights,
-)
+from tests.chromium import needs_chromium
+from tests.explorer.browser import HEAD, LAYER, Site, is_close, parse_number, record_text, wait_until_idle, weights
 
 pytestmark = needs_chromium
 TEXT_VIEW = f"view=text&layer={LAYER}&head={HEAD}"

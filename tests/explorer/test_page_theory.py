@@ -9,8 +9,9 @@ import pytest
 from regard.explorer.api.experiments import experiment_payload
 from regard.explorer.api.registry import dispatch
 from regard.theory import get_experiment, list_experiments
+from tests.chromium import needs_chromium
 from tests.explorer.api.test_experiments import make_result
-from tests.explorer.browser import Site, needs_chromium
+from tests.explorer.browser import Site
 from tests.explorer.recordings import make_explorer
 
 pytestmark = needs_chromium

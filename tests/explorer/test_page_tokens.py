@@ -5,7 +5,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.explorer.browser import HEAD, LAYER, Site, cell_center, needs_chromium, wait_until_idle
+from tests.chromium import needs_chromium
+from tests.explorer.browser import HEAD, LAYER, Site, cell_center, wait_until_idle
 
 pytestmark = needs_chromium
 ACCENTS = "The café in München costs 5 €"

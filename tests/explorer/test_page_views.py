@@ -7,13 +7,13 @@ import torch
 
 import regard
 from regard import normalizer
+from tests.chromium import needs_chromium
 from tests.explorer.browser import (
     HEAD,
     LAYER,
     SENTENCE,
     Site,
     cell_center,
-    needs_chromium,
     parse_number,
     record_text,
     stage_values,

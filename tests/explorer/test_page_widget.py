@@ -1,7 +1,8 @@
 """The widget's page: the same modules bundled into one, with requests as messages to the kernel."""
 
 from regard.explorer import bundle
-from tests.explorer.browser import HEAD, LAYER, Site, cell_center, is_close, needs_chromium, wait_until_idle, weights
+from tests.chromium import needs_chromium
+from tests.explorer.browser import HEAD, LAYER, Site, cell_center, is_close, wait_until_idle, weights
 
 pytestmark = needs_chromium
 

@@ -154,6 +154,7 @@ def test_a_folder_that_cannot_be_written_raises(state: Path) -> None:
         load_or_create_key(8123)
 
 
+@pytest.mark.long
 def test_the_address_of_a_chosen_port_survives_a_restart(tmp_path: Path) -> None:
     port, environment = free_port(), {"XDG_STATE_HOME": str(tmp_path)}
     addresses, server_ids = [], []

@@ -109,6 +109,7 @@ def digests(hash_seed):
     return dict(line.split() for line in output.splitlines())
 
 
+@pytest.mark.long
 def test_another_process_gives_the_same_bits(backend):
     if backend == "native" and not builds():
         pytest.skip("regard was installed without a C++ compiler")

@@ -80,6 +80,7 @@ def test_batches_depend_only_on_the_generator(task: DigitsTask) -> None:
     assert first[0].shape == (BATCH_SIZE, 1, 8, 8)
 
 
+@pytest.mark.long
 def test_a_short_training_lowers_the_loss(task: DigitsTask) -> None:
     trainer = Trainer(task, override_recipe(task.recipe, {"steps": 120}))
     reports = [trainer.advance() for _ in range(120)]

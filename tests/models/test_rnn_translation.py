@@ -290,6 +290,7 @@ def test_alignment_weight_follows_its_definition(operation: int) -> None:
     assert alignment_weight == pytest.approx(total / (5 * NUM_TEST_WORDS), rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_short_training_lowers_the_loss() -> None:
     trainer = Trainer(BottleneckTask(), override_recipe(BottleneckTask.recipe, {"steps": 25}))
     losses = [trainer.advance().loss for _ in range(25)]

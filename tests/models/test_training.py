@@ -273,6 +273,7 @@ def _regard(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "regard.cli", *arguments]
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_a_checkpoint_and_the_same_command_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,6 +288,7 @@ def test_the_memory_of_models_is_not_checked() -> None:
     assert failed_checks([row(memory=2**30, case=replace(encoder, call_name="full"))])
 
 
+@pytest.mark.long
 def test_extra_memory_includes_stored_pairs() -> None:
     case = BenchmarkCase("softcap", (1, 1, 2048, 16), "eager softcap", "softcap")
     memory = partial(extra_memory, "eager softcap", case.shape, case.key_shape, "float32")
@@ -309,7 +310,7 @@ def test_the_read_rate_counts_keys_and_values_once() -> None:
     assert cells == ["few", "sdpa gqa", "1", "2.00 s", "1.00 s", "0.1 GB/s", "2.0 GB/s", "0.07"]
 
 
-@pytest.mark.parametrize("name", ["decode", "additive"])
+@pytest.mark.parametrize("name", [pytest.param("decode", marks=pytest.mark.long), "additive"])
 def test_a_quick_case_is_measured(name: str) -> None:
     (case,) = (case for case in QUICK_CASES if case.name.startswith(name))
     result = CaseRunner(1, [], RoundLimits(time_limit_s=0.1, min_rounds=1, max_rounds=2)).run_case(case)

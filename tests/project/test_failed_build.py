@@ -117,6 +117,7 @@ def run_installed(target: Path, *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=target, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long  # pip builds and installs the package
 def test_pip_the_first_call_and_doctor_show_the_first_error(checkout: Path) -> None:
     shown, target = pip_install(checkout, broken_compiler(checkout))
     assert "Successfully installed regard" in shown
@@ -153,6 +154,7 @@ def test_a_package_that_was_not_to_have_a_core_does_not_warn_and_is_healthy(chec
     assert any("installed without building its core" in warning for warning in report["warnings"])
 
 
+@pytest.mark.long  # starts two processes; the tests above cover the messages
 def test_a_core_that_cannot_be_loaded_is_reported(checkout: Path) -> None:
     source = checkout / "src"  # its core is an empty file
 

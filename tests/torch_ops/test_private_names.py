@@ -81,8 +81,8 @@ def test_the_installed_torch_has_all_names() -> None:
     ("module", "name"),
     [
         ("torch._C", "_are_functorch_transforms_active"),
-        ("torch._C", "DispatchKeySet"),
-        ("torch._functorch.utils", "enable_single_level_autograd_function"),
+        pytest.param("torch._C", "DispatchKeySet", marks=pytest.mark.long),
+        pytest.param("torch._functorch.utils", "enable_single_level_autograd_function", marks=pytest.mark.long),
     ],
 )
 def test_import_without_a_private_name_raises_an_error_that_names_it(module: str, name: str) -> None:

@@ -316,6 +316,7 @@ def test_control_c_stops_the_server_quickly(other_server: ServerProcess) -> None
     assert "Traceback" not in other_server.process.stderr.read()
 
 
+@pytest.mark.long
 def test_control_c_stops_the_server_during_a_long_request() -> None:
     with run_server() as server:
         server.request("run_model", text=" a whale" * 2000)

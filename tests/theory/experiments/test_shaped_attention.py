@@ -84,6 +84,7 @@ def test_large_variances_are_frozen():
     torch.testing.assert_close(updated, torch.stack([2 * START, 5 * START]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "replacement"),
     [

@@ -130,6 +130,7 @@ def test_the_animation_has_a_cluster_for_each_token():
     assert len(animation.groups) == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module_name", "name", "replacement"),
     [

@@ -1,0 +1,44 @@
+"""Chromium, which drives the tests of the explorer's page and of the documentation site."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+CHROMIUM_FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage"
+).split()
+
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="Chromium is required: use apt-get install chromium, or put chromium on the PATH",
+)
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Start Chromium; a process can run one at a time."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is required: use pip install playwright")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=CHROMIUM_FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def offline_page(browser: Any) -> Iterator[Any]:
+    """Open a page of the file system; fail at the end if it used the network or reported an error."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    problems: list[str] = []
+    page.on("request", lambda request: request.url.startswith("http") and problems.append(request.url))
+    page.on("console", lambda message: message.type == "error" and problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    yield page
+    page.close()
+    assert problems == []
