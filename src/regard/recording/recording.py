@@ -157,7 +157,7 @@ class Recording:
     def flow(self, position: int, *, layers: Iterable[int | str] | None = None) -> Tensor:
         """Compute attention flow (Abnar and Zuidema, 2020): the maximum flow (batch, n) from each token to `position`.
 
-        At most 64 tokens are allowed. Requires networkx.
+        At most 64 tokens are allowed. Needs NetworkX, which torch installs.
         """
         return flow(self._select_layers(layers), position)
 
