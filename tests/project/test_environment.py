@@ -106,7 +106,7 @@ def test_make_explore_opens_the_page_in_a_fresh_clone(clone: Path) -> None:
     assert list((clone / "src" / "regard").glob("_core*.so"))
 
 
-@pytest.mark.long  # two minutes: installs torch and builds the core
+@pytest.mark.long  # minutes: installs torch and builds the core
 def test_pip_installs_a_clone_with_the_explorer_in_a_new_environment(clone: Path, tmp_path: Path) -> None:
     subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
