@@ -92,5 +92,6 @@ class FeedForward(nn.Module):
         self.dropout = checks.probability(dropout, "dropout", below_one=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output for x (..., embed_dim), of the same shape."""
         check_last_dim(x, "x", self.linear1.in_features, self.linear1.weight)
         return feed_forward(x, self.linear1, self.activation, self.linear2, self.dropout if self.training else 0.0)

@@ -169,7 +169,10 @@ class Recording:
         return ReversedAttention(self.layer_named(layer))
 
     def attention_times_gradient(self, layer: int | str) -> AttentionTimesGradient:
-        """Return the weights times their gradients, as a lazy matrix. Requires `backward()` on the loss."""
+        """Return the weights of `layer`, an index or a path, times their gradients, as a lazy matrix.
+
+        Requires `backward()` on the loss.
+        """
         return AttentionTimesGradient(self.layer_named(layer))
 
     def compare(self, other: "Recording") -> RecordingComparison:
@@ -202,6 +205,7 @@ class Recording:
     def word_weights(self, index_or_name: int | str, group_ids: Sequence[int] | None = None) -> Tensor:
         """Compute the weights between words (batch, heads, words, words): a sum over keys, a mean over queries.
 
+        `index_or_name` selects the layer, as in `layer_named`.
         `group_ids` has the index of the word, or of another group, of each token; -1 leaves a token out. By default
         words are derived from `tokens`.
         """
