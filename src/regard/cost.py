@@ -147,7 +147,7 @@ def attention(
 def softmax(n_q: int, n_k: int, *, num_heads: int = 1, batch_size: int = 1, pairs: int | None = None) -> int:
     """Return an estimate of the operations of softmax: 5 per pair (maximum, difference, exponential, sum, quotient).
 
-    The parameters are those of `attention`.
+    `n_q`, `n_k`, `num_heads`, `batch_size` (default 1) and `pairs` (default n_q * n_k) are those of `attention`.
 
     >>> softmax(1024, 1024, num_heads=12)
     62914560
@@ -160,7 +160,8 @@ def additive_scores(
 ) -> int:
     """Return the operations of Bahdanau's score uᵀ tanh(a_i + b_j): 3mn · hidden_dim, not counting tanh.
 
-    The other parameters are those of `attention`.
+    m and n are the numbers of queries `n_q` and keys `n_k`; `hidden_dim` is the dimension of u. `num_heads`,
+    `batch_size` (default 1) and `pairs` (default mn) are those of `attention`.
 
     >>> additive_scores(10, 20, 64)
     38400
@@ -227,8 +228,8 @@ def lm_head(
 ) -> Flops:
     """Return the FLOPs of the output head: 2nDV, for `seq_len` tokens n, `embed_dim` D and `vocab_size` V.
 
-    The input embedding is a lookup and costs nothing. `one_hot_input=True` counts it as a product, for comparison with
-    published tables that give 12nDV for training.
+    `batch_size` (default 1) multiplies the result. The input embedding is a lookup and costs nothing.
+    `one_hot_input=True` counts it as a product, for comparison with published tables that give 12nDV for training.
 
     >>> lm_head(1024, 768, 50257).total == 2 * 1024 * 768 * 50257
     True
@@ -253,8 +254,18 @@ def layer(
 ) -> Flops:
     """Return the FLOPs of a transformer layer: projections, self-attention and a feed-forward layer.
 
-    The parameters are those of `projections`, `attention` and `feed_forward`. For the cross-attention of a decoder add
-    `projections(m, n, ...) + attention(m, n, ...)`.
+    For the cross-attention of a decoder add `projections(m, n, ...) + attention(m, n, ...)`.
+
+    Args:
+        seq_len: Number of tokens of each sequence.
+        embed_dim: Dimension of the model.
+        num_heads: Number of query heads. Default: 1.
+        num_kv_heads: Number of key heads. Default: num_heads.
+        head_dim: Dimension of each head. Default: embed_dim / num_heads.
+        ffn_dim: Hidden dimension of the feed-forward layer. Default: 4 * embed_dim; 0 means no feed-forward layer.
+        gated: Whether the feed-forward layer has a third matrix. Default: False.
+        pairs: Number of (query, key) pairs per head that the mask allows. Default: seq_len².
+        batch_size: Default: 1.
 
     >>> layer(1024, 768).total, layer(1024, 768, pairs=causal_pairs(1024, 1024)).total
     (17716740096, 16107700224)
@@ -312,7 +323,9 @@ def backward(forward: Flops, *, recompute: bool = False) -> Flops:
 def training(forward: Flops, *, recompute: bool = False) -> Flops:
     """Return the FLOPs of a forward and a backward pass.
 
-    Attention costs 12n²D, projections 24nD², a feed-forward layer 12nDF (gated 18nDF) and the output head 6nDV.
+    `forward` are the FLOPs of the forward pass. The backward pass costs twice as much, and `recompute` is that of
+    `backward`. Attention costs 12n²D, projections 24nD², a feed-forward layer 12nDF (gated 18nDF) and the output head
+    6nDV.
 
     >>> training(Flops(scores=10, values=10)).total
     60
@@ -368,7 +381,8 @@ def activation_bytes(
 ) -> int:
     """Return an estimate of the activation bytes of training: num_layers · B · n (34D + 5Hn).
 
-    The formula is that of Korthikanti et al. (2022). It assumes 16-bit activations, dropout and ffn_dim = 4D.
+    B is `batch_size`, n is `seq_len`, D is `embed_dim` and H is `num_heads`; `num_layers` and `batch_size` default to
+    1. The formula is that of Korthikanti et al. (2022). It assumes 16-bit activations, dropout and ffn_dim = 4D.
     `recompute=True` omits 5Hn, the attention matrices.
 
     >>> activation_bytes(1024, 768, 12, num_layers=12)
@@ -429,7 +443,8 @@ def layer_parameters(embed_dim: int, ffn_dim: int | None = None) -> int:
 def gpt2_parameters(*, num_layers: int = 12, embed_dim: int = 768, vocab_size: int = 50257, max_len: int = 1024) -> int:
     """Return the parameters of GPT-2: token embedding (shared with the output head), positions, layers, last norm.
 
-    The defaults are those of GPT-2 small.
+    `embed_dim` is the dimension of the model and of `num_layers` layers, `vocab_size` the number of tokens, and
+    `max_len` the number of learned positions. The defaults are those of GPT-2 small.
 
     >>> gpt2_parameters()
     124439808
@@ -444,7 +459,8 @@ def vit_parameters(
 ) -> int:
     """Return the parameters of a ViT: patch projection, class token, positions, layers, last norm, classifier.
 
-    The defaults are those of ViT-B/16.
+    `embed_dim` is the dimension of the model and of `num_layers` layers. Images and patches are squares with sides of
+    `image_size` and `patch_size` pixels. `num_classes` is the number of outputs. The defaults are those of ViT-B/16.
 
     >>> vit_parameters()
     86567656

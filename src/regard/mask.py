@@ -140,8 +140,9 @@ class Mask(ClosedExpr):
     ) -> float:
         """Return the exact fraction of (query, key) pairs that the mask allows, over all batch elements and heads.
 
-        `n_k` defaults to n_q, and `query_offset` to n_k - n_q; a tensor `query_offset` holds one offset per batch
-        element. Tiles that are provably full or empty are counted without evaluating their pairs.
+        `n_q` and `n_k` are the numbers of queries and keys; `n_k` defaults to n_q. `batch_size` and `num_heads`
+        (default 1) matter for masks that depend on b or h. `query_offset` defaults to n_k - n_q; a tensor holds one
+        offset per batch element. Tiles that are provably full or empty are counted without evaluating their pairs.
 
         >>> causal().density(100)
         0.505
@@ -160,9 +161,9 @@ class Mask(ClosedExpr):
         num_heads: int = 1,
         query_offset: QueryOffset | None = None,
     ) -> TileCoverage:
-        """Return which tiles of `tile_size` x `tile_size` positions are empty, partial or full.
+        """Return which tiles of `tile_size` x `tile_size` positions (default 128) are empty, partial or full.
 
-        The other parameters are those of `density`.
+        `n_q`, `n_k`, `batch_size`, `num_heads` and `query_offset` are those of `density`.
 
         >>> causal().tile_coverage(1024).tile_counts
         {'empty': 28, 'partial': 8, 'full': 28}
@@ -217,7 +218,8 @@ class Mask(ClosedExpr):
     ) -> str:
         """Return the mask of the first batch element and head as text: █ is visible, · is hidden.
 
-        If n_q or n_k is larger than `max_size`, one character is a tile, and ▒ is a tile with both kinds of pairs.
+        `n_q`, `n_k` and `query_offset` are those of `density`. If n_q or n_k is larger than `max_size` (default 64),
+        one character is a tile, and ▒ is a tile with both kinds of pairs.
 
         >>> print(causal().render_text(3))
         █··

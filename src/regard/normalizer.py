@@ -95,6 +95,7 @@ class Normalizer:
     constructor_call: ClassVar[Any] = None  # how to construct it again; see `expr/serialize.py`
 
     def check_shapes(self, score_shape: ScoreShape, query_offset: QueryOffset) -> None:
+        """Raise an error if a tensor of the normalizer does not fit scores of shape (batch, heads, n_q, n_k)."""
         for check in self.checks:
             check(score_shape, query_offset)
 

@@ -140,6 +140,7 @@ class Score:
         return modified(self, _traced_modifier(modifier))
 
     def check_head_dims(self, q_dim: int, k_dim: int) -> None:
+        """Raise an error if queries of dimension `q_dim` cannot be compared with keys of dimension `k_dim`."""
         if q_dim != k_dim:
             raise ArgumentError(
                 f"q and k must have the same head dimension; got q={q_dim}, k={k_dim}. "
@@ -151,6 +152,10 @@ class Score:
         return {}
 
     def check_num_heads(self, num_heads: int, num_kv_heads: int) -> None:
+        """Raise an error if a parameter has neither one entry nor one for each of `num_heads` heads.
+
+        Parameters of keys may also have one entry for each of `num_kv_heads` heads.
+        """
         for name, parameter in self.per_head_parameters().items():
             valid_sizes = (1, num_heads, num_kv_heads) if name == "w_k" else (1, num_heads)
             if parameter.shape[0] not in valid_sizes:

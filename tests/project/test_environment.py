@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 from shutil import copyfile
 from urllib.request import urlopen
@@ -25,13 +26,21 @@ def names(extra: str) -> set[str]:
 def test_the_explorer_needs_no_package_of_tests_or_documentation() -> None:
     assert names("explorer") == {
         *("torch", "numpy", "rich", "typer"),
-        *("anywidget", "starlette", "uvicorn", "safetensors", "tokenizers"),
+        *("anywidget", "starlette", "uvicorn", "tokenizers"),
     }
 
 
 def test_the_development_environment_includes_all_other_extras_except_bench() -> None:
     assert names("dev") > names("explorer") | names("docs") | names("hf") | names("train")
     assert "jax" not in names("dev")
+
+
+def test_the_page_on_installation_describes_every_extra_and_the_pinned_torch() -> None:
+    page = (ROOT / "docs" / "get-started" / "install.md").read_text(encoding="utf8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(project["optional-dependencies"])
+    (torch,) = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(encoding="utf8"), re.MULTILINE)
+    assert f"pip install {torch} --index-url https://download.pytorch.org/whl/cpu" in page
 
 
 def test_a_failed_step_shows_the_end_of_the_log(tmp_path: Path) -> None:
@@ -56,13 +65,13 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long  # a minute: installs torch and builds the core
-def test_make_explore_opens_the_page_in_a_fresh_clone(clone: Path) -> None:
+def open_page(command: list[str | Path], folder: Path) -> str:
+    """Run a command that serves the explorer, open its page once, stop it, and return what it printed."""
     variables = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "MAKE", "MFLAGS"))}
     variables["BROWSER"] = "true"  # a program that opens nothing
     server = subprocess.Popen(
-        ["make", "explore", f"PYTHON={sys.base_prefix}/bin/python3"],
-        cwd=clone,
+        command,
+        cwd=folder,
         env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -84,11 +93,37 @@ def test_make_explore_opens_the_page_in_a_fresh_clone(clone: Path) -> None:
     finally:
         os.killpg(server.pid, signal.SIGINT)
         server.wait(30)
-    assert any(re.match(r"setup: +\d+ s  install torch==", line) for line in lines)
+    return "".join(lines)
+
+
+@pytest.mark.long  # a minute: installs torch and builds the core
+def test_make_explore_opens_the_page_in_a_fresh_clone(clone: Path) -> None:
+    printed = open_page(["make", "explore", f"PYTHON={sys.base_prefix}/bin/python3"], clone)
+    assert re.search(r"^setup: +\d+ s  install torch==", printed, re.MULTILINE)
     packages = {path.name for path in clone.glob(".venv/lib/python*/site-packages/*")}
     assert {"torch", "starlette"} <= packages
     assert not {"pytest", "mypy", "transformers", "mkdocs", "matplotlib"} & packages
     assert list((clone / "src" / "regard").glob("_core*.so"))
+
+
+@pytest.mark.long  # minutes: installs torch and builds the core
+def test_pip_installs_a_clone_with_the_explorer_in_a_new_environment(clone: Path, tmp_path: Path) -> None:
+    subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    variables = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+    (torch,) = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(encoding="utf8"), re.MULTILINE)
+    for requirement in (torch, f"{clone}[explorer]"):
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", requirement], env=variables, cwd=tmp_path, check=True
+        )
+    program = (
+        "import torch, regard; q = torch.randn(1, 2, 8, 4); "
+        "print(regard.__file__, regard.attention_with_weights(q, q, q).plan.backend)"
+    )
+    path, backend = subprocess.check_output([python, "-c", program], env=variables, cwd=tmp_path, text=True).split()
+    assert Path(path).resolve().is_relative_to(tmp_path.resolve()) and backend == "native"
+    subprocess.run([python.with_name("regard"), "doctor"], env=variables, cwd=tmp_path, check=True)
+    open_page([python.with_name("regard"), "explore", "--no-browser"], tmp_path)
 
 
 @pytest.mark.long  # each builds the core

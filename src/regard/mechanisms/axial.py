@@ -63,7 +63,8 @@ def axial_attention_sum(
 ) -> Tensor:
     """Return the sum of `axial_attention` along every axis of the grid, with the same q, k and v.
 
-    See `axial_attention` for the parameters.
+    q, k and v are (..., num_heads, *grid, head_dim), and the grid has `num_axes` axes (default 2). `score` and `mask`
+    apply along every axis; see `axial_attention`.
 
     >>> import torch
     >>> x = torch.ones(1, 3, 5, 4)

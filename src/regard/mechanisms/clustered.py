@@ -60,10 +60,10 @@ def clustered_attention(q: Tensor, k: Tensor, v: Tensor, cluster_ids: Tensor, *,
 def cluster_queries(q: Tensor, *, num_clusters: int, bits: int = 32, iterations: int = 10, seed: int = 0) -> Tensor:
     """Return a cluster id below `num_clusters` for each query, (..., num_heads, n), by the direction of the query.
 
-    q is (..., num_heads, n, head_dim). The code of a query has `bits` bits: the sides of random planes on which it
-    lies. Lloyd's algorithm clusters the codes: each code joins the center at the smallest Hamming distance, and each
-    center takes the majority bits of its codes. `seed` draws the planes and the initial centers, which are queries. A
-    cluster may stay empty.
+    q is (..., num_heads, n, head_dim). The code of a query has `bits` bits: the sides of random planes on which it lies
+    (default 32). `iterations` steps (default 10) of Lloyd's algorithm cluster the codes: each code joins the center at
+    the smallest Hamming distance, and each center takes the majority bits of its codes. `seed` draws the planes and the
+    initial centers, which are queries. A cluster may stay empty.
 
     >>> x = torch.tensor([[[1.0, 2.0], [-1.0, 1.0], [2.0, 4.0], [-3.0, 3.0]]])
     >>> ids = cluster_queries(x, num_clusters=2)[0]

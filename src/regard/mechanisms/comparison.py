@@ -77,7 +77,10 @@ class AttentionComparison:
         return "\n".join(lines)
 
     def plot(self) -> "Figure":
-        """Return a figure with both weight maps (if there are any), the error of each query, time and memory."""
+        """Return a figure with both weight maps (if there are any), the error of each query, time and memory.
+
+        Needs matplotlib: `pip install 'regard[plot]'`.
+        """
         from regard.plot.comparison_figure import comparison  # imports matplotlib, an optional dependency
 
         sides = [(side.name, side.weight_map, side.seconds, side.memory_bytes) for side in (self.a, self.b)]

@@ -69,7 +69,9 @@ def gat_dense(
 ) -> Tensor:
     """Compute GAT with a boolean matrix (nodes, nodes): node i attends to node j where adjacency[i, j] is True.
 
-    `to_dense_adjacency` makes the matrix from edges. See `gat` for the other parameters.
+    x is (nodes, features), w (num_heads, features, head_dim), `a_source` and `a_target` (num_heads, head_dim); the
+    result is (nodes, num_heads, head_dim). `negative_slope` and `add_self_loops` are those of `gat`.
+    `to_dense_adjacency` makes the matrix from edges.
 
     >>> x, a = torch.randn(3, 4), torch.randn(2, 2, 5)
     >>> gat_dense(x, torch.ones(3, 3, dtype=torch.bool), torch.randn(2, 4, 5), *a).shape
@@ -99,8 +101,8 @@ def gatv2(
 ) -> Tensor:
     """Compute GATv2 over the edges `edge_index`, (2, num_edges).
 
-    `w_source` and `w_target` are (num_heads, features, head_dim), `a` is (num_heads, head_dim). See `gat` for the other
-    parameters.
+    x is (nodes, features), `w_source` and `w_target` are (num_heads, features, head_dim), `a` is (num_heads, head_dim);
+    the result is (nodes, num_heads, head_dim). `negative_slope` and `add_self_loops` are those of `gat`.
 
     >>> x, w, edge_index = torch.randn(3, 4), torch.randn(2, 4, 5), torch.tensor([[0, 1], [2, 2]])
     >>> gatv2(x, edge_index, w, w, torch.randn(2, 5)).shape
@@ -124,7 +126,9 @@ def gatv2_dense(
     negative_slope: float = 0.2,
     add_self_loops: bool = True,
 ) -> Tensor:
-    """Compute GATv2 with a boolean matrix. See `gat_dense`. Memory: one tile of pairs times head_dim.
+    """Compute GATv2 with a boolean matrix (nodes, nodes): node i attends to node j where adjacency[i, j] is True.
+
+    The other parameters are those of `gatv2`. The memory is that of one tile of pairs times head_dim.
 
     >>> x, w, adjacency = torch.randn(3, 4), torch.randn(2, 4, 5), torch.ones(3, 3, dtype=torch.bool)
     >>> gatv2_dense(x, adjacency, w, w, torch.randn(2, 5)).shape

@@ -30,7 +30,8 @@ def metric_attention(
     """Compute o_i = sum_j softmax_j(S_ij) x_j W_V, in linear memory.
 
     x is (..., n, features). The matrices are (features, head_dim), and the result is (..., n, value_dim); or all are
-    (num_heads, features, head_dim), and the result is (..., num_heads, n, value_dim). `w_k` defaults to `w_q`.
+    (num_heads, features, head_dim), and the result is (..., num_heads, n, value_dim). `w_v` may have another last
+    dimension, value_dim. `w_k` defaults to `w_q`. `mask` is that of `regard.attention` (default: all tokens).
 
     `sigma` is a number, or a tensor with one number or one per head. `matrix` is M, (head_dim, head_dim), or one per
     head. Both can be learned. Only the symmetric part of M has an effect, and it must have no negative eigenvalues for

@@ -22,7 +22,10 @@ MAX_CHUNK_FEATURES = 2**16
 
 @dataclass(frozen=True, eq=False)
 class LinearAttentionState:
-    """The sums over all keys so far: `sums` is S with z as its last column, (..., features, value_dim + 1)."""
+    """The sums over all keys so far: `sums` is S with z as its last column, (..., features, value_dim + 1).
+
+    `length` is the number of these keys.
+    """
 
     sums: Tensor
     length: int
@@ -33,7 +36,7 @@ class LinearAttentionState:
         return self.sums[..., -1]
 
     def update(self, key_features: Tensor, v: Tensor) -> "LinearAttentionState":
-        """Return the state after more keys, as features (..., n, features), and their values."""
+        """Return the state after n more keys: `key_features` (..., n, features) and values v (..., n, value_dim)."""
         return LinearAttentionState(self.sums + key_features.mT @ _append_ones(v), self.length + key_features.shape[-2])
 
     def output_for(self, query_features: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ class GraphAttentionNetwork(nn.Module):
         self.dropout = checks.probability(dropout, "dropout", below_one=True)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits (nodes, num_classes) for x (nodes, in_features) and `edge_index` (2, num_edges)."""
         checks.tensor(x, "x", shape=("nodes", self.first.in_features), dtype_kind="floats")
         output: Tensor = self.second(self._second_layer_input(x, edge_index), edge_index)
         return output

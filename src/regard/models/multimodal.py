@@ -72,6 +72,7 @@ class ImageCaptioner(nn.Module):
         self.decoder = FlamingoDecoder(block_config, num_layers, position_encoding=position_encoding)
 
     def forward(self, tokens: Tensor, images: Tensor) -> Tensor:
+        """Return logits (batch, n, vocab_size) of the tokens after `tokens` (batch, n), given `images`."""
         return self.encode_images(images).logits(tokens)
 
     def encode_images(self, images: Tensor) -> "EncodedImages":

@@ -66,6 +66,7 @@ class RecurrentTranslator(nn.Module):
         self.output_proj = nn.Linear(2 * hidden_size, vocab_sizes[1])
 
     def forward(self, source: Tensor, target: Tensor, *, lengths: Tensor | None = None) -> Tensor:
+        """Return logits (batch, m, vocab_size) for `source` (batch, n) and `target` (batch, m) tokens."""
         return self.encode_source(source, lengths).logits(target)
 
     def encode_source(self, source: Tensor, lengths: Tensor | None = None) -> "RecurrentEncodedSource":

@@ -58,6 +58,7 @@ class SpeechClassifier(nn.Module):
         self.classifier = nn.Linear(block_config.embed_dim, num_classes)
 
     def forward(self, frames: Tensor, *, lengths: Tensor | None = None) -> Tensor:
+        """Return logits (batch, num_classes) of `frames`; `lengths` are the numbers of frames without padding."""
         output: Tensor = self.classifier(self.hidden_states(frames, lengths=lengths)[:, 0])
         return output
 

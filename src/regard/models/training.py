@@ -31,12 +31,12 @@ ParallelWrapper = Callable[[nn.Module], nn.Module]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The hyperparameters of a training run.
+    """The hyperparameters of a training run of `steps` steps.
 
-    The learning rate rises linearly to `lr` over `warmup_steps`. Then `schedule` applies: "cosine" decays to a tenth of
-    `lr`, "inverse_sqrt" decays with the inverse square root of the step, and "constant" does not decay. The optimizer
-    is AdamW with `betas`; `weight_decay` applies to matrices only. Gradients are clipped to `max_grad_norm`.
-    `label_smoothing` applies to the cross-entropy.
+    `seed` determines the initial parameters, the batches and the dropout. The learning rate rises linearly to `lr` over
+    `warmup_steps`. Then `schedule` applies: "cosine" decays to a tenth of `lr`, "inverse_sqrt" decays with the inverse
+    square root of the step, and "constant" does not decay. The optimizer is AdamW with `betas`; `weight_decay` applies
+    to matrices only. Gradients are clipped to `max_grad_norm`. `label_smoothing` applies to the cross-entropy.
     """
 
     steps: int
@@ -265,7 +265,11 @@ class Trainer:
         *,
         parallel_wrapper: ParallelWrapper | None = None,
     ) -> "Trainer":
-        """Load a checkpoint; `recipe` replaces its recipe, for example to change the number of steps."""
+        """Return a trainer that continues from the checkpoint `path` of `task`.
+
+        `recipe` replaces the recipe of the checkpoint, for example to change the number of steps. `parallel_wrapper` is
+        that of `Trainer`.
+        """
         tensors, metadata = load_tensors_and_metadata(path, require_checksum=True)
         if metadata.get("task") != task.name:
             got = repr(metadata.get("task"))[:60]

@@ -53,6 +53,7 @@ class Translator(nn.Module):
         )
 
     def forward(self, source: Tensor, target: Tensor, *, lengths: Tensor | None = None) -> Tensor:
+        """Return logits (batch, m, vocab_size) for `source` (batch, n) and `target` (batch, m) tokens."""
         return self.encode_source(source, lengths).logits(target)
 
     def encode_source(self, source: Tensor, lengths: Tensor | None = None) -> "EncodedSource":

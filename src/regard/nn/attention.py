@@ -23,10 +23,11 @@ from regard.score import ScoreLike, scaled_dot
 class MultiHeadAttention(nn.Module):
     """Multi-head attention: self-attention, or cross-attention when `key` is passed.
 
-    The input `query` is (batch, n, embed_dim), and so is the output. With fewer `num_kv_heads` than `num_heads`,
-    groups of query heads share keys and values (None: `num_heads`). `head_dim` defaults to `embed_dim // num_heads`.
-    `kdim` and `vdim` are the dimensions of `key` and `value` (None: `embed_dim`, and `kdim`). `score`, `mask` and
-    `normalizer` are the options of `regard.attention`. An option may be a module with learned parameters; every
+    The input `query` is (batch, n, embed_dim), and so is the output. With fewer `num_kv_heads` than `num_heads`, groups
+    of query heads share keys and values (None: `num_heads`). `head_dim` defaults to `embed_dim // num_heads`. `kdim`
+    and `vdim` are the dimensions of `key` and `value` (None: `embed_dim`, and `kdim`). `score`, `mask` and `normalizer`
+    are the options of `regard.attention`. `dropout` (default 0) is the probability of dropping a weight in training.
+    `bias` (default True) adds a bias to every projection. An option may be a module with learned parameters; every
     forward pass calls it.
 
     Parameters have the names and shapes of `torch.nn.MultiheadAttention`: state dicts load in both directions.

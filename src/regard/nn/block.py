@@ -27,9 +27,13 @@ from regard.result import AttentionResult
 class BlockConfig:
     """Configuration of a transformer block.
 
-    `ffn_dim` is the hidden dimension of the feed-forward network (None: 4 `embed_dim`, or 8/3 `embed_dim` if gated).
-    `activation` is "relu", "gelu", "gelu_tanh", "silu", or gated: "reglu", "geglu", "geglu_tanh", "swiglu". `norm` is
-    "layer" or "rms". With `sliding_window=w` a token attends only to tokens less than w positions away.
+    `embed_dim` is the dimension of the hidden states, and `num_heads` the number of query heads. `num_kv_heads` (None:
+    `num_heads`) and `head_dim` (None: `embed_dim // num_heads`) are those of `MultiHeadAttention`. `norm_first=True`
+    (default) normalizes the input of each sublayer, and False its output plus the residual. `eps` is that of the norms.
+    `bias` adds a bias to linear layers and layer norms. `dropout` applies to weights, hidden units and outputs of
+    sublayers. `ffn_dim` is the hidden dimension of the feed-forward network (None: 4 `embed_dim`, or 8/3 `embed_dim` if
+    gated). `activation` is "relu", "gelu", "gelu_tanh", "silu", or gated: "reglu", "geglu", "geglu_tanh", "swiglu".
+    `norm` is "layer" or "rms". With `sliding_window=w` a token attends only to tokens less than w positions away.
     `has_position_encoding=False` skips the position encoding of the stack, as in NoPE layers. `attention_factory`
     replaces the self-attention layer: `lambda config: LatentAttention(...)`.
 
@@ -108,7 +112,7 @@ class BlockAttentionResult:
 
 
 class Block(nn.Module):
-    """A transformer block from x (batch, n, embed_dim) to the same shape.
+    """A transformer block with the configuration `block_config`, from x (batch, n, embed_dim) to the same shape.
 
     With `add_cross_attention=True` the block also attends to a memory, such as the output of an encoder.
 
@@ -150,7 +154,7 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         cross_attention_cache: LayerCache | None = None,
     ) -> Tensor:
-        """Return the hidden states (batch, n, embed_dim); see `MultiHeadAttention`.
+        """Return the hidden states (batch, n, embed_dim) of x (batch, n, embed_dim); see `MultiHeadAttention`.
 
         `mask`, `position_encoding`, `position_ids` and `cache` apply to self-attention. `memory` (batch, n_k,
         embed_dim), `memory_mask` and `cross_attention_cache` apply to cross-attention.

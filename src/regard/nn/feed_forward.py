@@ -68,7 +68,9 @@ def make_linears(embed_dim: int, ffn_dim: int | None, activation: str, bias: boo
 class FeedForward(nn.Module):
     """A feed-forward network that maps each vector of x (..., embed_dim) to a vector of the same dimension.
 
-    `ffn_dim` is the hidden dimension (None: 4 `embed_dim`, or 8/3 `embed_dim` for gated activations).
+    `ffn_dim` is the hidden dimension (None: 4 `embed_dim`, or 8/3 `embed_dim` for gated activations). `activation` is
+    one of those of `BlockConfig` (default "gelu"). `bias` (default True) adds a bias to every linear layer. `dropout`
+    (default 0) applies to the hidden units in training.
 
     >>> import torch
     >>> FeedForward(64, activation="swiglu")(torch.randn(2, 10, 64)).shape
@@ -90,5 +92,6 @@ class FeedForward(nn.Module):
         self.dropout = checks.probability(dropout, "dropout", below_one=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output for x (..., embed_dim), of the same shape."""
         check_last_dim(x, "x", self.linear1.in_features, self.linear1.weight)
         return feed_forward(x, self.linear1, self.activation, self.linear2, self.dropout if self.training else 0.0)

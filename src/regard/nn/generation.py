@@ -151,7 +151,8 @@ def generate(
 ) -> Tensor:
     """Return the generated tokens, (batch, at most `max_new_tokens`), without the prompts.
 
-    Arguments are those of `generate_stream`.
+    `model`, the prompts `tokens` (batch, n), `sampler` (default: `greedy`), `eos_token_id`, `prompt_lengths` and
+    `cache` are those of `generate_stream`.
 
     >>> from regard.models import language_model
     >>> model, tokenizer = language_model()
@@ -197,8 +198,8 @@ def beam_search(
 ) -> BeamSearchResult:
     """Return the `num_beams` most likely continuations found by beam search.
 
-    A `length_penalty` above 0 favors longer continuations: 1 compares mean log probabilities per token. The other
-    arguments are those of `generate_stream`.
+    A `length_penalty` above 0 favors longer continuations: 1 compares mean log probabilities per token. `model`, the
+    prompts `tokens` (batch, n), `eos_token_id`, `prompt_lengths` and `cache` are those of `generate_stream`.
 
     >>> from regard.models import language_model
     >>> model, tokenizer = language_model()

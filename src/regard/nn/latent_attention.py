@@ -34,7 +34,8 @@ class LatentAttention(nn.Module):
     The cache holds `kv_lora_rank + rope_dim` numbers per token for all heads. `kv_lora_rank` is the dimension of the
     latent vector of keys and values; `q_lora_rank` is the dimension of that of queries (None: no latent vector).
     `position_encoding` rotates `rope_dim` features of each head, in addition to `head_dim` features without positions.
-    `head_dim` defaults to `embed_dim // num_heads`, and `v_head_dim` to `head_dim`.
+    `head_dim` defaults to `embed_dim // num_heads`, and `v_head_dim` to `head_dim`. `dropout`, `mask` and `normalizer`
+    are those of `MultiHeadAttention`.
 
     >>> from regard.mask import causal
     >>> layer = LatentAttention(64, num_heads=4, kv_lora_rank=16, rope_dim=8)
@@ -89,7 +90,9 @@ class LatentAttention(nn.Module):
         cache: LayerCache | None = None,
         absorb: bool | None = None,
     ) -> Tensor:
-        """Return the output of the layer, (batch, n, embed_dim); see `MultiHeadAttention`.
+        """Return the output of the layer for x (batch, n, embed_dim), of the same shape.
+
+        `mask`, `position_encoding`, `position_ids` and `cache` are those of `MultiHeadAttention`.
 
         `absorb=True` uses the absorbed form. `absorb=False` computes keys and values, which is cheaper for many
         queries. None absorbs if there is a cache. The two forms agree up to rounding.

@@ -33,7 +33,10 @@ class PositionEncoding(nn.Module):
         return x
 
     def apply_to_qk(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys, (batch, heads, n, head_dim) each, with positions encoded."""
+        """Return queries q and keys k, (batch, heads, n, head_dim), with positions encoded.
+
+        `position_ids` are (n,) or (batch, n).
+        """
         return q, k
 
     def score_modifier(self) -> ScoreModifier | None:

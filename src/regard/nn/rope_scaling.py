@@ -26,10 +26,12 @@ class LinearRopeScaling:
         check_factor(self.factor)
 
     def scale_frequencies(self, inv_freq: Tensor, base: float) -> Tensor:
+        """Return the rescaled frequencies (rope_dim / 2,) of the frequencies `inv_freq` of `base`."""
         check_frequencies(inv_freq, base)
         return inv_freq / self.factor
 
     def attention_factor(self) -> float:
+        """Return the factor by which queries and keys are multiplied."""
         return 1.0
 
 
@@ -47,6 +49,7 @@ class NTKRopeScaling:
         check_factor(self.factor)
 
     def scale_frequencies(self, inv_freq: Tensor, base: float) -> Tensor:
+        """Return the rescaled frequencies (rope_dim / 2,) of the frequencies `inv_freq` of `base`."""
         check_frequencies(inv_freq, base)
         dim = 2 * len(inv_freq)
         if dim == 2:
@@ -54,6 +57,7 @@ class NTKRopeScaling:
         return inverse_frequencies(dim, base * self.factor ** (dim / (dim - 2)))
 
     def attention_factor(self) -> float:
+        """Return the factor by which queries and keys are multiplied."""
         return 1.0
 
 
@@ -78,6 +82,7 @@ class YarnRopeScaling:
         check_rope_scaling(self, high="beta_fast", low="beta_slow")
 
     def scale_frequencies(self, inv_freq: Tensor, base: float) -> Tensor:
+        """Return the rescaled frequencies (rope_dim / 2,) of the frequencies `inv_freq` of `base`."""
         check_frequencies(inv_freq, base)
         pairs = len(inv_freq)
 
@@ -91,6 +96,7 @@ class YarnRopeScaling:
         return inv_freq / self.factor * ramp + inv_freq * (1 - ramp)
 
     def attention_factor(self) -> float:
+        """Return the factor by which queries and keys are multiplied."""
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
@@ -114,12 +120,14 @@ class Llama3RopeScaling:
         check_rope_scaling(self, high="high_freq_factor", low="low_freq_factor")
 
     def scale_frequencies(self, inv_freq: Tensor, base: float) -> Tensor:
+        """Return the rescaled frequencies (rope_dim / 2,) of the frequencies `inv_freq` of `base`."""
         check_frequencies(inv_freq, base)
         rotations = self.original_max_len * inv_freq / (2 * math.pi)
         ramp = ((rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return inv_freq * ramp + inv_freq / self.factor * (1 - ramp)
 
     def attention_factor(self) -> float:
+        """Return the factor by which queries and keys are multiplied."""
         return 1.0
 
 

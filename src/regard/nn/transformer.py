@@ -21,7 +21,7 @@ from regard.nn.position_encoding import PositionEncoding, check_position_encodin
 
 
 class BlockStack(nn.Module):
-    """A stack of `num_layers` blocks, followed by a norm if `final_norm`.
+    """A stack of `num_layers` blocks with the configuration `block_config`, followed by a norm if `final_norm`.
 
     With a sequence of configurations, block i uses configuration i modulo its length. `mask` applies in every call.
     `position_encoding` applies to every block with `has_position_encoding`. With `add_cross_attention=True` every block
@@ -202,7 +202,9 @@ def as_block_configs(block_config: BlockConfig | Sequence[BlockConfig]) -> tuple
 
 
 class Encoder(BlockStack):
-    """An encoder: a stack of blocks in which every token attends to every token that `mask` allows.
+    """An encoder: a stack of blocks in which every token attends to every token that `mask` allows (default: all).
+
+    `block_config`, `num_layers`, `position_encoding` and `final_norm` are those of `BlockStack`.
 
     >>> import torch
     >>> Encoder(BlockConfig(embed_dim=64, num_heads=4), num_layers=2)(torch.randn(2, 10, 64)).shape
@@ -226,7 +228,8 @@ class Encoder(BlockStack):
 class Decoder(BlockStack):
     """A decoder: a stack of blocks in which every token attends to itself and earlier tokens.
 
-    With `add_cross_attention=True` every token also attends to the memory.
+    With `add_cross_attention=True` every token also attends to the memory. The causal mask is combined with `mask`. The
+    other parameters are those of `BlockStack`.
 
     >>> import torch
     >>> decoder = Decoder(BlockConfig(embed_dim=64, num_heads=4), num_layers=2, add_cross_attention=True)
@@ -256,6 +259,9 @@ class Decoder(BlockStack):
 
 class Transformer(nn.Module):
     """An encoder-decoder transformer: the decoder attends to the output of the encoder.
+
+    Encoder and decoder have `num_layers` blocks each, all with the configuration `block_config`.
+    `encoder_position_encoding` and `decoder_position_encoding` default to none.
 
     >>> import torch
     >>> config = BlockConfig(embed_dim=64, num_heads=4, norm_first=False, activation="relu")

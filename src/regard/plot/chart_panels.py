@@ -60,7 +60,10 @@ class Series:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """Curves over one pair of axes, each linear or logarithmic."""
+    """The curves `series` over one pair of axes, with a `title` and the labels `xlabel` and `ylabel`.
+
+    `log_x` and `log_y` (default False) make an axis logarithmic.
+    """
 
     title: str
     xlabel: str
@@ -89,7 +92,10 @@ class Panel:
 
 @dataclass(frozen=True, eq=False, init=False)
 class ImagePanel:
-    """A matrix as an image. With `signed=True` the colors diverge from 0."""
+    """The matrix `values` (rows, columns) as an image, with a `title` and the labels `xlabel` and `ylabel`.
+
+    With `signed=True` (default False) the colors diverge from 0.
+    """
 
     title: str
     xlabel: str

@@ -86,7 +86,7 @@ class Recording:
         return [call.result for call in self.layer_named(layer).calls]
 
     def layer_named(self, index_or_name: int | str) -> RecordedLayer:
-        """Return a layer by its index, which may be negative, or by the beginning of its path."""
+        """Return a layer by `index_or_name`: its index, which may be negative, or the beginning of its path."""
         index_or_name = argument_checks.layer_selector(index_or_name)
         if isinstance(index_or_name, int) and index_or_name < 0:
             matches = self.layers[index_or_name:][:1] if -index_or_name <= len(self) else []
@@ -150,14 +150,14 @@ class Recording:
     def relevance(self, positions: int | Iterable[int], *, layers: Iterable[int | str] | None = None) -> Tensor:
         """Compute the relevance (batch, positions, n) of each input token for a loss (Chefer et al., 2021).
 
-        Requires `backward()` on the loss, outside of `torch.no_grad()`. Arguments are those of `rollout`.
+        Requires `backward()` on the loss, outside of `torch.no_grad()`. `positions` and `layers` are as in `rollout`.
         """
         return relevance(self._select_layers(layers), positions)
 
     def flow(self, position: int, *, layers: Iterable[int | str] | None = None) -> Tensor:
         """Compute attention flow (Abnar and Zuidema, 2020): the maximum flow (batch, n) from each token to `position`.
 
-        At most 64 tokens are allowed. Requires networkx.
+        `layers` are those of `rollout`. At most 64 tokens are allowed. Needs NetworkX, which torch installs.
         """
         return flow(self._select_layers(layers), position)
 
@@ -169,7 +169,10 @@ class Recording:
         return ReversedAttention(self.layer_named(layer))
 
     def attention_times_gradient(self, layer: int | str) -> AttentionTimesGradient:
-        """Return the weights times their gradients, as a lazy matrix. Requires `backward()` on the loss."""
+        """Return the weights of `layer`, an index or a path, times their gradients, as a lazy matrix.
+
+        Requires `backward()` on the loss.
+        """
         return AttentionTimesGradient(self.layer_named(layer))
 
     def compare(self, other: "Recording") -> RecordingComparison:
@@ -192,7 +195,7 @@ class Recording:
         )
 
     def value_weighted(self, layer: int | str, out_proj_weight: Tensor | None = None) -> ValueWeightedAttention:
-        """Return the weights times the norms of the values, as a lazy matrix.
+        """Return the weights of `layer`, an index or a path, times the norms of the values, as a lazy matrix.
 
         `out_proj_weight`, of shape (embed_dim, heads * v_dim), is the weight of the output projection. With it the
         norms are those of the projected values (Kobayashi et al., 2020).
@@ -202,6 +205,7 @@ class Recording:
     def word_weights(self, index_or_name: int | str, group_ids: Sequence[int] | None = None) -> Tensor:
         """Compute the weights between words (batch, heads, words, words): a sum over keys, a mean over queries.
 
+        `index_or_name` selects the layer, as in `layer_named`.
         `group_ids` has the index of the word, or of another group, of each token; -1 leaves a token out. By default
         words are derived from `tokens`.
         """

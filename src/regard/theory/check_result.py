@@ -15,9 +15,10 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Whether the property holds, the largest error relative to the outputs, and the violations.
+    """The result of a check of a layer: whether the property `property_name` `holds`.
 
-    `violations` are sorted by their errors, the largest first.
+    `max_error` is the largest error relative to the outputs, and `tolerance` the largest that is allowed. `violations`
+    are sorted by their errors, the largest first.
     """
 
     property_name: str

@@ -44,7 +44,10 @@ def _check_setting(name: str, value: Any, default: Any) -> None:
 
 @dataclass(frozen=True)
 class Slider:
-    """The range of a setting, from `low` to `high` in steps of `step`; an integer setting if all three are integers."""
+    """The range of the setting `name`, from `low` to `high` in steps of `step`, with a `description` for people.
+
+    It is an integer setting if all three numbers are integers.
+    """
 
     name: str
     description: str
@@ -59,9 +62,10 @@ class Slider:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A function that tests mathematical claims about attention.
+    """A function that tests mathematical claims about attention; `regard theory` runs it by its `name`.
 
-    `function` takes its settings, `seed` and `progress` by keyword. `quick_settings` are settings for a short run.
+    `description` is a sentence for people, and `sliders` are the ranges of the settings (default: none). `function`
+    takes its settings, `seed` and `progress` by keyword. `quick_settings` are settings for a short run.
     """
 
     name: str
@@ -71,7 +75,10 @@ class Experiment:
     quick_settings: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, *, seed: int = 0, progress: ProgressCallback | None = None, **settings: float) -> ExperimentResult:
-        """Run the experiment and return its result; settings that are not passed have their defaults."""
+        """Run the experiment and return its result; settings that are not passed have their defaults.
+
+        `seed` (default 0) determines the random inputs. `progress` is called with the fraction that is done.
+        """
         sliders = {slider.name: slider for slider in self.sliders}
         for name, value in settings.items():
             slider = sliders.get(name)

@@ -41,8 +41,8 @@ def check_equivariance(
 
     `layer` is a module or a function of x (batch, n, embed_dim); `seed` (default 0) is that of the random inputs. The
     output of a pooling layer, which has no positions, must not change. Layers with position encodings or a causal mask
-    do not pass. `lengths` are the sequence lengths to test. `tolerance` is the allowed relative error; None is 1000
-    times the machine epsilon of the dtype.
+    do not pass. `lengths` are the sequence lengths to test (default: 14 lengths from 1 to 33). `tolerance` is the
+    allowed relative error; None is 1000 times the machine epsilon of the dtype.
 
     >>> check_equivariance(lambda x: x - x.mean(1, keepdim=True), 4).holds
     True
@@ -76,7 +76,9 @@ def check_causality(
     tolerance: float | None = None,
     seed: int = 0,
 ) -> CheckResult:
-    """Check that no output depends on a later input, for every pair of positions. See `check_equivariance`.
+    """Check that no output depends on a later input, for every pair of positions.
+
+    `layer`, `embed_dim`, `lengths`, `tolerance` and `seed` are those of `check_equivariance`.
 
     >>> result = check_causality(lambda x: x + x.roll(-1, 1), 4, lengths=(6,))
     >>> (result.holds, sorted((v.output_index, v.input_index) for v in result.violations))
@@ -100,9 +102,9 @@ def check_batch_independence(
     tolerance: float | None = None,
     seed: int = 0,
 ) -> CheckResult:
-    """Check that no output depends on another batch element. See `check_equivariance`.
+    """Check that no output depends on another batch element. The indices of violations are batch indices.
 
-    The indices of violations are batch indices.
+    `layer`, `embed_dim`, `lengths`, `tolerance` and `seed` are those of `check_equivariance`.
 
     >>> check_batch_independence(lambda x: x - x.mean(0), 4).holds
     False

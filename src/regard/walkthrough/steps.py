@@ -98,7 +98,8 @@ class Steps(Sequence[Stage]):
 
     A slice or a list of names, such as `steps[["Q", "weights"]]`, selects some stages. `str` formats all stages as
     text; a notebook displays them as HTML. With several heads, the output shows batch element 0 and head 0; `at`
-    selects another head.
+    selects another head. `formula` is the formula of the call, `labels` name its queries and keys, and `query_offset`
+    and `seed` are those of `regard.attention`.
     """
 
     stages: tuple[Stage, ...]

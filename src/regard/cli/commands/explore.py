@@ -27,6 +27,8 @@ def explore(
     """Open a page that shows the attention of a model, down to every number. Ctrl-C stops the server.
 
     Only this machine can reach the page. Its address is printed on its own line.
+
+    Attention weights alone do not explain a prediction: regard.patch and Recording.relevance test what a map suggests.
     """
     with exit_on_error():
         input_text = text_from_options(text, file)

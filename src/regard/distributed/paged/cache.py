@@ -43,6 +43,9 @@ def check_layer(layer: int) -> int:
 class PagedCache:
     """Keys and values of many sequences, in pages that sequences with a common prefix share.
 
+    `add_sequence` and `fork` return the id of a new sequence, which the other methods take as `sequence_id`. Layers are
+    numbered from 0.
+
     Args:
         page_size: number of tokens per page; default 16.
         max_pages: maximum number of pages; None, the default, means no limit. When all pages are in use, the least

@@ -93,9 +93,10 @@ def positions(n: int, *, group: "GroupLike | None" = None, layout: str = "contig
 
 
 def unshard(x: Tensor, *, dim: int = -2, group: "GroupLike | None" = None, layout: str = "contiguous") -> Tensor:
-    """Return the whole tensor on every rank, given each rank's shard; the inverse of `shard`.
+    """Return the whole tensor on every rank, given each rank's shard x; the inverse of `shard`.
 
-    Gradients are summed over ranks and returned to the rank of the shard. See `shard` for the arguments.
+    `dim` is the dimension of the tokens (default -2), and `group` and `layout` are those of `shard`. Gradients are
+    summed over ranks and returned to the rank of the shard.
 
     >>> import torch.distributed as dist
     >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())

@@ -1,4 +1,7 @@
-"""Hugging Face transformers on regard: `register()` adds the attention implementation "regard"."""
+"""Hugging Face transformers on regard: `register()` adds the attention implementation "regard".
+
+Needs transformers: `pip install 'regard[hf]'`.
+"""
 
 from regard.integrations.huggingface.attention_interface import register
 

@@ -93,7 +93,7 @@ class HeadTable(Sequence[HeadRow]):
         return HeadTable([row for row in self._rows if predicate(row)])
 
     def to_pandas(self) -> Any:
-        """Return the table as a pandas DataFrame."""
+        """Return the table as a pandas DataFrame. Needs pandas: `pip install pandas`."""
         return import_optional("pandas", "HeadTable.to_pandas", "pandas").DataFrame(self._rows)
 
     def check_column(self, name: str) -> None:

@@ -77,6 +77,7 @@ function introduction(context) {
       {},
       "Each square is one attention head. Rows are queries, columns are keys; ",
       "the stronger the color, the larger the weight. ",
+      "Weights show where a head reads, not what the model uses. ",
       element("strong", {}, "Click a head to open its map."),
     ),
   );
