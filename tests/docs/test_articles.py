@@ -102,3 +102,22 @@ def test_the_table_of_alignments_has_the_numbers_of_the_training_runs() -> None:
 def _spread(values: list[float], digits: int, unit: str = "") -> str:
     median, smallest, largest = (f"{f(values):.{digits}f}" for f in (statistics.median, min, max))
     return f"{median}{unit} ({smallest} to {largest})"
+
+
+ERRORS = (ROOT / "docs/articles/errors.md").read_text(encoding="utf8")
+ENTRIES = {entry.partition("\n")[0]: entry.partition("\n## ")[0] for entry in ERRORS.split("\n### ")[1:]}
+
+
+@pytest.mark.parametrize("heading", ENTRIES)
+def test_an_error_has_a_claim_the_right_statement_and_a_check(heading: str) -> None:
+    entry = ENTRIES[heading]
+    assert entry.index("**Claim**") < entry.index("**Right**") < entry.index("```python")
+    assert any(word in block.code for block in python_blocks(entry) for word in ("assert", ">>> "))
+
+
+@pytest.mark.parametrize("title", [article["title"] for article in ARTICLES])
+def test_the_table_of_an_article_links_to_every_error_that_names_it(title: str) -> None:
+    rows = dict(tables())[title]
+    linked = {anchor for row in rows for anchor in re.findall(r"errors\.md#([\w-]+)", row.verdict)}
+    named = {re.sub(r"\W+", "-", heading.lower()) for heading, entry in ENTRIES.items() if f"*{title}" in entry}
+    assert named - linked == set()
