@@ -351,7 +351,7 @@ def test_formula_of_each_score() -> None:
     ]
     assert score.scaled_dot(torch.ones(2)).formula() == "q·k · scale"
     assert score.cosine(3.0).formula() == "cos(q, k) · 3" and score.bilinear(w).formula() == "q·W·k"
-    assert score.gaussian().formula() == "-|q - k|² / 2σ²" and score.mahalanobis(w).formula() == "-(q - k)'M(q - k) / 2"
+    assert score.gaussian().formula() == "-|q - k|² / 2σ²" and score.mahalanobis(w).formula() == "-(q - k)ᵀM(q - k) / 2"
     assert score.additive(w, w, w[0]).formula() == "u·tanh(W_q q + W_k k)"
     assert score.additive(w, w, w[0], w[0]).formula() == "u·tanh(W_q q + W_k k + bias)"
 

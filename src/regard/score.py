@@ -369,7 +369,7 @@ def _unit_vector_stages(letter: str, axes: tuple[str, ...]) -> StageSpecs:
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(Score):
-    """-(q - k)' M (q - k) / 2 with M = 1/sigma^2 or a matrix, as a product with two more columns.
+    """-(q - k)ᵀ M (q - k) / 2 with M = 1/sigma^2 or a matrix, as a product with two more columns.
 
     The product is computed in float64, because the score of a near pair is a small difference of large squares.
     """
@@ -410,7 +410,7 @@ class Gaussian(Score):
         return head_dim + 2
 
     def formula(self) -> str:
-        return "-|q - k|² / 2σ²" if self.m is None else "-(q - k)'M(q - k) / 2"
+        return "-|q - k|² / 2σ²" if self.m is None else "-(q - k)ᵀM(q - k) / 2"
 
     def stage_specs(self) -> StageSpecs:
         if self.m is not None:
@@ -432,7 +432,7 @@ MAHALANOBIS_STAGES = (
     StageSpec("M", "the matrix of the distance; only its symmetric part counts", "M", "M", MATRIX_AXES, value="m"),
     SQUARED_DISTANCES._replace(
         description="the squared distance of each query from each key, with the matrix M",
-        formula="d_ij = (q_i - k_j)' M (q_i - k_j)",
+        formula="d_ij = (q_i - k_j)ᵀ M (q_i - k_j)",
         latex=r"d_{ij} = (q_i - k_j)^\top M (q_i - k_j)",
         code="((Q[:, None] - K[None]) @ M * (Q[:, None] - K[None])).sum(-1)",
     ),
@@ -652,7 +652,7 @@ def mahalanobis(m: Tensor) -> Score:
     `m` has shape (d, d) or (heads, d, d). Only its symmetric part has an effect.
 
     >>> mahalanobis(torch.eye(8)).formula()
-    "-(q - k)'M(q - k) / 2"
+    "-(q - k)ᵀM(q - k) / 2"
     """
     tensor(m, "m", dims=(2, 3), dtype_kind="floats")
     return Gaussian(m=m)

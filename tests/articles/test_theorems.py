@@ -1,4 +1,4 @@
-"""The theorems of the second article, corrected where needed, and other corrected statements of the articles."""
+"""The theorems of "Math description (Gemini)", corrected where needed, and other corrected statements of articles."""
 
 import math
 

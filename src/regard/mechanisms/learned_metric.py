@@ -1,6 +1,6 @@
 """Metric attention: tokens attend to near tokens, and the distance is learned.
 
-    S_ij = -|x_i W_Q - x_j W_K|² / 2σ²      or      S_ij = -(x_i W_Q - x_j W_K)' M (x_i W_Q - x_j W_K) / 2
+    S_ij = -|x_i W_Q - x_j W_K|² / 2σ²      or      S_ij = -(x_i W_Q - x_j W_K)ᵀ M (x_i W_Q - x_j W_K) / 2
 
 With W_K = W_Q the root of -2S is a pseudo-metric: symmetric, 0 on the diagonal, with the triangle inequality. softmax
 of S is then the row-normalized Gaussian kernel of kernel smoothing and of diffusion maps.
@@ -35,7 +35,7 @@ def metric_attention(
 
     `sigma` is a number, or a tensor with one number or one per head. `matrix` is M, (head_dim, head_dim), or one per
     head. Both can be learned. Only the symmetric part of M has an effect, and it must have no negative eigenvalues for
-    a distance: build it as L L'. If both are None, σ² = √head_dim, which equals q·k/√d for keys of equal norm. L2
+    a distance: build it as L Lᵀ. If both are None, σ² = √head_dim, which equals q·k/√d for keys of equal norm. L2
     attention (Kim, Papamakarios and Mnih, 2021) has W_K = W_Q and σ² = √head_dim / 2.
 
     >>> import torch

@@ -1,10 +1,10 @@
 """Linear recurrences with a decaying state: retention, gated linear attention (GLA) and the delta rule.
 
-    retention   S_t = γ S_{t-1} + k_t v_t'                          γ a number per head        (Sun et al., 2023)
-    gla         S_t = diag(g_t) S_{t-1} + k_t v_t'                  g_t in (0, 1]              (Yang et al., 2023)
-    delta_rule  S_t = S_{t-1} + β_t k_t (v_t - S_{t-1}' k_t)'       β_t a number per token     (Schlag et al., 2021)
+    retention   S_t = γ S_{t-1} + k_t v_tᵀ                          γ a number per head        (Sun et al., 2023)
+    gla         S_t = diag(g_t) S_{t-1} + k_t v_tᵀ                  g_t in (0, 1]              (Yang et al., 2023)
+    delta_rule  S_t = S_{t-1} + β_t k_t (v_t - S_{t-1}ᵀ k_t)ᵀ       β_t a number per token     (Schlag et al., 2021)
 
-The output is o_t = S_t' q_t; weights are not normalized. The gated delta rule replaces S_{t-1} by diag(g_t) S_{t-1}
+The output is o_t = S_tᵀ q_t; weights are not normalized. The gated delta rule replaces S_{t-1} by diag(g_t) S_{t-1}
 (Yang et al., 2024). q, k and v are (..., n, head_dim). Every function returns the outputs and the final state
 (..., head_dim, value_dim), which is the `initial_state` of the next call; None is zeros. Keys are processed in chunks
 of `chunk_size` by matrix products; a chunk size of 1 is the recurrence.
@@ -12,8 +12,8 @@ of `chunk_size` by matrix products; a chunk size of 1 is the recurrence.
 In a chunk with the initial state S, let A_t be the product of its gates up to t, and u_t the update of token t: v_t, or
 for the delta rule the solution of a triangular system. Then
 
-    o_t = (A_t q_t)' S + sum_{s <= t} (A_t/A_s q_t)·k_s u_s'        S' = A_n S + sum_s (A_n/A_s k_s) u_s'
-    u_t = β_t (v_t - (A_t k_t)' S - sum_{s < t} (A_t/A_s k_t)·k_s u_s)
+    o_t = (A_t q_t)ᵀ S + sum_{s <= t} (A_t/A_s q_t)·k_s u_sᵀ        S' = A_n S + sum_s (A_n/A_s k_s) u_sᵀ
+    u_t = β_t (v_t - (A_t k_t)ᵀ S - sum_{s < t} (A_t/A_s k_t)·k_s u_s)
 """
 
 import torch

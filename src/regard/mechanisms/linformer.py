@@ -1,7 +1,7 @@
 """Low-rank attention: keys and values are projected to fewer rows, or to one row per channel.
 
-    linformer    o = softmax(q (E k)' / √d) (F v)        E and F learned, (m, n)          (Wang et al., 2020)
-    efficient    o = softmax(q) (softmax(k)' v)          over channels, over keys         (Shen et al., 2018)
+    linformer    o = softmax(q (E k)ᵀ / √d) (F v)        E and F learned, (m, n)          (Wang et al., 2020)
+    efficient    o = softmax(q) (softmax(k)ᵀ v)          over channels, over keys         (Shen et al., 2018)
 
 Time and memory are linear in the length. Neither can be causal: every sum is over all keys.
 """
@@ -29,7 +29,7 @@ def linformer_attention(
     dropout: float = 0.0,
     seed: int | None = None,
 ) -> Tensor:
-    """Compute softmax(q (E k)' / √d) (F v); exact where E and F are the identity.
+    """Compute softmax(q (E k)ᵀ / √d) (F v); exact where E and F are the identity.
 
     q is (..., num_heads, n_q, head_dim), k and v (..., num_kv_heads, n_k, head_dim). `e` is (m, n_k), or
     (num_kv_heads, m, n_k) for one matrix per head; `f` likewise, and None uses `e`. Slice a matrix for longer sequences
@@ -63,7 +63,7 @@ def _check(name: str, matrix: Tensor, rows: Tensor) -> None:
 
 @check_types
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute softmax(q) (softmax(k)' v), with softmax over the channels of q and over the keys of k.
+    """Compute softmax(q) (softmax(k)ᵀ v), with softmax over the channels of q and over the keys of k.
 
     q is (..., num_heads, n_q, head_dim), k and v (..., num_kv_heads, n_k, head_dim). Each channel of k averages the
     values, and each query averages these means, so its weights sum to 1. This is a different mechanism from softmax of

@@ -1,6 +1,6 @@
 """Nyström attention: softmax attention approximated through a few landmarks (Xiong et al., 2021).
 
-    o = softmax(q k~') Z (softmax(q~ k') v)      q~, k~ landmarks: means of segments of the queries and of the keys
+    o = softmax(q k~ᵀ) Z (softmax(q~ kᵀ) v)      q~, k~ landmarks: means of segments of the queries and of the keys
                                                  Z the pseudo-inverse of A = softmax(q~ k~'); every product over √d
 
 No n x n matrix is built: both long products are calls of `attention`, with landmarks as keys or as queries.
@@ -69,7 +69,7 @@ def nystrom_attention(
 def pseudo_inverse(a: Tensor, iterations: int | None = 6) -> Tensor:
     """Return the Moore-Penrose inverse of a (..., rows, columns), approximated by the iteration
 
-        Z <- Z (13 - a Z (15 - a Z (7 - a Z))) / 4,      from Z = a' / (|a|_1 |a|_inf)
+        Z <- Z (13 - a Z (15 - a Z (7 - a Z))) / 4,      from Z = aᵀ / (|a|_1 |a|_inf)
 
     Each step cubes the error. The norms (largest column sum, largest row sum) are computed for each matrix separately.
     The paper uses six iterations. Small singular values need more, but each iteration multiplies the rounding error of

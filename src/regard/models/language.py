@@ -1,6 +1,6 @@
 """A language model: a decoder that predicts the next token.
 
-    x = E[tokens];   x = decoder(x);   logits = x E'
+    x = E[tokens];   x = decoder(x);   logits = x Eᵀ
 
 GPT-2 and Llama are configurations of this model; see `regard.models.pretrained`.
 """

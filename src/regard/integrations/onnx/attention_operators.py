@@ -57,7 +57,7 @@ def attention(
 ) -> AttentionOutputs[Array]:
     """Compute an ONNX Attention node.
 
-        Y = softmax(softcap * tanh(scale * Q K' / softcap) + attn_mask) V
+        Y = softmax(softcap * tanh(scale * Q Kᵀ / softcap) + attn_mask) V
 
     over keys p - left <= j <= p + right, and j <= p if causal. The position p of query i is i + past. With
     `nonpad_kv_seqlen` it is i + nonpad_kv_seqlen - n_q.

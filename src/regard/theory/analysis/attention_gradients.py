@@ -1,12 +1,12 @@
 """The backward pass of attention in closed form: from the gradient G of the output to the gradients of q, k and v.
 
-dV = A'G      E = GV'      dS from the normalizer      then through the score to q and k
+dV = AᵀG      E = GVᵀ      dS from the normalizer      then through the score to q and k
 
 softmax, sink      dS = A ∘ (E - D),  D_i = Σ_j A_ij E_ij
 entmax(α)          dS = r ∘ (E - <r, E> / Σ r),  r = A^(2-α) where A > 0, else 0;  sparsemax is α = 2
 sigmoid            dS = A ∘ (1 - A) ∘ E
 relu / n           dS = 1[A > 0] ∘ E / n
-q·k s              dQ = s dS K,  dK = s dS'Q
+q·k s              dQ = s dS K,  dK = s dSᵀQ
 c tanh(q·k s / c)  as before, dS times 1 - tanh²
 -|q - k|² / 2σ²    dq_i = Σ_j dS_ij (k_j - q_i) / σ²,  dk_j = Σ_i dS_ij (q_i - k_j) / σ²
 u'tanh(Wq + Uk)    dh_ij = dS_ij u ∘ (1 - tanh²),  dq_i = Σ_j dh_ij W,  dk_j = Σ_i dh_ij U
@@ -64,5 +64,5 @@ def additive_qk_grads(ds: Tensor, q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor
 
 
 def reversed_attention(a: Tensor, g: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Return R = scale A ∘ (GV' - D), the gradient of q·k: dQ = RK and dK = R'Q (Katz and Wolf, 2024)."""
+    """Return R = scale A ∘ (GVᵀ - D), the gradient of q·k: dQ = RK and dK = RᵀQ (Katz and Wolf, 2024)."""
     return scale * softmax_score_grad(a, g @ v.mT)

@@ -26,7 +26,7 @@ TAIL_CUTOFF = 1e-18  # the truncated part at both ends of an integral
 
 @dataclass(frozen=True)
 class SoftmaxMoments:
-    """Means over random scores: the entropy, Σ a², and |J|² of the Jacobian J = diag(a) - aa' of softmax."""
+    """Means over random scores: the entropy, Σ a², and |J|² of the Jacobian J = diag(a) - aaᵀ of softmax."""
 
     entropy: float
     sum_of_squares: float

@@ -3,7 +3,7 @@
     r(x, y) = cos(x - y) + skew · sin 2(x - y)
 
 The first term is symmetric, the second antisymmetric. One map gives a symmetric function, so its best fit is the first
-term, with the error |r - r'|/2. Two maps with 4 features fit both terms: sin 2(x - y) = sin 2x cos 2y - cos 2x sin 2y.
+term, with the error |r - rᵀ|/2. Two maps with 4 features fit both terms: sin 2(x - y) = sin 2x cos 2y - cos 2x sin 2y.
 """
 
 from collections.abc import Callable

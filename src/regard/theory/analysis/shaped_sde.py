@@ -124,7 +124,7 @@ def simulate_sde(
 ) -> Tensor:
     """Return V along dV = b dt + Σ^½ dB, with one Euler step per layer: (num_steps + 1, nets, m, m).
 
-    With normal G and V = R R', the noise is the sum of R G R' and R G S', S S' = V c V / m², plus the transposes.
+    With normal G and V = R Rᵀ, the noise is the sum of R G Rᵀ and R G Sᵀ, S Sᵀ = V c V / m², plus the transposes.
     """
     covariances, root, g, dt = [v], matrix_root(v), net.gamma_sq, 1 / net.embed_dim
     for step in range(num_steps):

@@ -1,6 +1,6 @@
 """The bottleneck of a fixed-size state: its error grows with the sequence, and the error of attention does not.
 
-n tokens with m numbers each are stored in a state of d·m numbers (retention, linear attention: S = sum_j k_j v_j'):
+n tokens with m numbers each are stored in a state of d·m numbers (retention, linear attention: S = sum_j k_j v_jᵀ):
 
     the best linear readout of S misses the fraction 1 - d/n of the values if n > d
     the readout with q = k_t, for random keys of norm 1, misses (n - 1)/d, by the overlap with the other keys

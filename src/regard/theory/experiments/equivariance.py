@@ -1,9 +1,9 @@
 """Symmetries of attention: permutations, a shift of all keys, a change of basis of queries and keys.
 
-For permutations P of the queries and R of the keys, Attention(PQ, RK, RV; P M R') = P Attention(Q, K, V; M), with the
+For permutations P of the queries and R of the keys, Attention(PQ, RK, RV; P M Rᵀ) = P Attention(Q, K, V; M), with the
 mask M permuted too. Self-attention without a mask and without positions therefore maps a permuted sequence to the
 permuted output; a causal mask breaks this symmetry. Softmax depends only on differences of scores, so adding one vector
-to all keys changes nothing. Q B and K B'^-1 have the scores of Q and K. `regard.theory` has checks of such properties
+to all keys changes nothing. Q B and K B⁻ᵀ have the scores of Q and K. `regard.theory` has checks of such properties
 for any layer; here they run on correct layers and on layers with bugs.
 """
 
@@ -109,10 +109,10 @@ def _identity_claims(q: Tensor, k: Tensor, v: Tensor, generator: torch.Generator
     inverse = torch.linalg.inv(basis).mT
     low, high = v.amin(0), v.amax(0)
     return (
-        identity("permutations P of queries and R of keys: Attention(PQ, RK, RV; PMR') = P Attention(Q, K, V; M)",
+        identity("permutations P of queries and R of keys: Attention(PQ, RK, RV; PMRᵀ) = P Attention(Q, K, V; M)",
                  attention(q, k, v, mask=visible)[q_order], permuted),
         identity("adding one vector to all keys changes nothing", output, attention(q, k + shift, v), 10 * rounding),
-        identity("Q B and K B'^-1 give the output of Q and K", output, attention(q @ basis, k @ inverse, v)),
+        identity("Q B and K B⁻ᵀ give the output of Q and K", output, attention(q @ basis, k @ inverse, v)),
         identity("repeating every key changes nothing", output, attention(q, torch.cat([k, k]), torch.cat([v, v]))),
         identity("a scale of 0 gives the mean of the values",
                  v.mean(0).expand_as(output), attention(q, k, v, score=score.scaled_dot(0.0))),

@@ -5,7 +5,7 @@ gradient of an energy if and only if its Jacobian is symmetric.
 
     raw        w = exp(s) / n            the gradient of F = sum_ij exp(s_ij) / 2n
     Sinkhorn   w = exp(f_i + s_ij + f_j), rows and columns sum to 1: the gradient of F = -sum_i f_i
-    softmax    w = exp(s_ij - lse_i)     J_ik = -w_ik (C + (C x_k - m_i)(C x_i)') for k ≠ i, m_i = sum_j w_ij C x_j
+    softmax    w = exp(s_ij - lse_i)     J_ik = -w_ik (C + (C x_k - m_i)(C x_i)ᵀ) for k ≠ i, m_i = sum_j w_ij C x_j
 
 Sinkhorn's f minimizes sum_ij exp(f_i + s_ij + f_j) / 2 - sum_i f_i, so only the direct part of its gradient remains
 (Sander et al., Sinkformers, arXiv 2110.11773). The softmax velocity is n / Z_i times the velocity of raw weights.
@@ -313,7 +313,7 @@ def _panels(
         Panel(
             "Asymmetry of the Jacobian",
             "largest norm of a token",
-            "|J - J'| / |J|",
+            "|J - Jᵀ| / |J|",
             [Series(name, norms, [max(y, 1e-18) for y in values], "points") for name, values in asymmetries.items()],
             log_y=True,
         ),
@@ -323,7 +323,7 @@ def _panels(
             "F - F at the end",
             [Series(name, times, e - e[-1]) for name, e in energies.items()],
         ),
-        ImagePanel("Softmax: (J - J') / 2", "coordinate", "velocity of coordinate", skew["softmax"], signed=True),
+        ImagePanel("Softmax: (J - Jᵀ) / 2", "coordinate", "velocity of coordinate", skew["softmax"], signed=True),
     )
 
 

@@ -1,9 +1,9 @@
 """The backward pass of attention: every formula against autograd.
 
-`attention_gradients` has the formulas. The Jacobian of softmax, J = diag(a) - aa', is symmetric, has no negative
+`attention_gradients` has the formulas. The Jacobian of softmax, J = diag(a) - aaᵀ, is symmetric, has no negative
 eigenvalues and maps the constant vector to 0. Its largest eigenvalue is at most 1/2, with equality for two keys of
 equal weight. The gradient of the products q·k is a map R of the shape of the weights (Reversed Attention, Katz and Wolf
-2024): dQ = RK and dK = R'Q, so the backward pass is attention with R instead of A. Rows of R sum to 0, rows of A to 1.
+2024): dQ = RK and dK = RᵀQ, so the backward pass is attention with R instead of A. Rows of R sum to 0, rows of A to 1.
 
 At a residual connection y = x + f(x) the gradient of x has two parts: one that skips f and one through f.
 """
@@ -122,7 +122,7 @@ def _backward_claims(q: Tensor, k: Tensor, v: Tensor, g: Tensor, generator: torc
 
 
 def _dropout_claim(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Claim:
-    """Return the claim for dropout with the mask Z: dV = (A ∘ Z)'G, and E = GV' ∘ Z."""
+    """Return the claim for dropout with the mask Z: dV = (A ∘ Z)ᵀG, and E = GVᵀ ∘ Z."""
     options: dict[str, Any] = {"dropout": DROPOUT, "seed": 7}
     a = attention_with_weights(q, k, v).weights.to_dense()
     z = attention(q, k, torch.eye(len(k), dtype=v.dtype), **options) / a  # with the identity as values, o = A ∘ Z
@@ -155,7 +155,7 @@ def _jacobian_claims(n: int, generator: torch.Generator) -> tuple[Claim, ...]:
     pair = torch.linalg.eigvalsh(_autograd_jacobian(torch.zeros(2, dtype=torch.float64)))[-1]
     reason = "rounding in float64"
     return (
-        Claim("the Jacobian of softmax is diag(a) - aa'", torch.diag(a) - torch.outer(a, a), jacobian, 1e-15, reason),
+        Claim("the Jacobian of softmax is diag(a) - aaᵀ", torch.diag(a) - torch.outer(a, a), jacobian, 1e-15, reason),
         Claim("it has no negative eigenvalue", torch.zeros(n), values, 1e-15, reason, "at least"),
         Claim("and none above 1/2", torch.full((n,), 0.5), values, 1e-15, reason, "at most"),
         Claim("two keys of equal weight reach 1/2", 0.5, pair, 1e-15, reason),
@@ -189,7 +189,7 @@ def _reversed_attention_claims(a: Tensor, r: Tensor, q: Tensor, k: Tensor, autog
     return (
         Claim("Reversed Attention: dQ = R K", r @ k / size, autograd_grads[:n] / size, 1e-12, ROUNDING_REASON),
         Claim(
-            "Reversed Attention: dK = R'Q", r.mT @ q / size, autograd_grads[n : 2 * n] / size, 1e-12, ROUNDING_REASON
+            "Reversed Attention: dK = RᵀQ", r.mT @ q / size, autograd_grads[n : 2 * n] / size, 1e-12, ROUNDING_REASON
         ),
         Claim("rows of R sum to 0", torch.zeros(n), r.sum(-1), n * small, reason),
         Claim("so rows of A + ηR still sum to 1", torch.ones(n), patched.sum(-1), n * 3 * small, reason),
@@ -233,9 +233,9 @@ def _false_claims(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Claim, ..
         return Claim(statement, expected / size, actual / size, 1e-6, "rounding is far smaller")
 
     return (
-        claim("VJP_K = u'Q · K with u = dL/dS, as published in an article", ds.mT @ q * k, dk),
-        claim("VJP_Q = u K · Q, from the same article", ds @ k * q, dq),
-        claim("dK = dS'Q, without the scale", ds.mT @ q, dk),
+        claim("VJP_K = uᵀQ · K with u = dL/dS, as published in Math description (Gemini)", ds.mT @ q * k, dk),
+        claim("VJP_Q = u K · Q, from Math description (Gemini)", ds @ k * q, dq),
+        claim("dK = dSᵀQ, without the scale", ds.mT @ q, dk),
         claim("dS = A ∘ E, as if each weight depended on its own score alone", scale * (a * e) @ k, dq),
     )
 

@@ -2,7 +2,7 @@
 
 With one map for queries and keys the scores φ(x_i)·φ(x_j) are a Gram matrix: symmetric, without negative eigenvalues.
 So is the entrywise exponential (Schur). With two maps W_Q and W_K neither holds: the symmetric part
-X (W_Q W_K' + W_K W_Q') X' / 2 has as many negative eigenvalues as its inner matrix (Sylvester), which are d for
+X (W_Q W_Kᵀ + W_K W_Qᵀ) Xᵀ / 2 has as many negative eigenvalues as its inner matrix (Sylvester), which are d for
 independent maps to dimension d. Softmax attention is the Nadaraya-Watson smoother Σ κ(q, k_j) v_j / Σ κ(q, k_j) with
 κ = exp(q·k / √d). The weights of tied maps are not symmetric. They are D^-1 K, with the eigenvalues of
 D^-1/2 K D^-1/2, which are real and not negative.
@@ -10,7 +10,7 @@ D^-1/2 K D^-1/2, which are real and not negative.
 Mercer: a kernel is Σ λ_i e_i(x) e_i(y), and the D features √λ_i e_i have the smallest possible error, Σ_{i>D} λ_i². For
 the kernel exp(-(x - y)² / 2l²) under the density N(0, s²), λ_i = √(2a / A) B^i with a = 1/4s², b = 1/2l²,
 c = √(a² + 2ab), A = a + b + c, B = b / A. The best fit of a relation r by one map misses its antisymmetric part,
-(r - r')/2.
+(r - rᵀ)/2.
 """
 
 import math
@@ -249,7 +249,7 @@ def _mercer_claims(spectrum: Tensor, expected: Tensor, truncation_errors: dict[s
 def _fit_claims(fit: RelationFits) -> tuple[Claim, ...]:
     return (
         Claim(
-            "the best fit of one map misses the antisymmetric part, |r - r'|/2",
+            "the best fit of one map misses the antisymmetric part, |r - rᵀ|/2",
             fit.floor,
             fit.best_tied,
             1e-12,
@@ -380,7 +380,7 @@ def _panels(
             [
                 Series("one map", steps, fit.tied_errors),
                 Series("two maps", steps, fit.untied_errors),
-                Series("floor of one map: |r - r'|/2", ends, [fit.floor] * 2, "dashed"),
+                Series("floor of one map: |r - rᵀ|/2", ends, [fit.floor] * 2, "dashed"),
             ],
             log_y=True,
         ),

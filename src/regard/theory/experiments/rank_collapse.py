@@ -10,7 +10,7 @@ and for several heads the bounds add up. The first line is Birkhoff's: if log p 
 q differ by at most tanh(D/4). Dong, Cordonnier and Loukas (arXiv 2103.03404) bound the norm √(|X|₁ |X|_∞) of X minus
 its nearest row by 4 |W_QK|₁ |W_V| / √d times its cube, if scores within a row differ by less than 1.25.
 
-For tokens x + s r_i with sum r_i = 0 and small s, the difference after a layer is s³ J (R W_QK R' / √d) R W_V / n in
+For tokens x + s r_i with sum r_i = 0 and small s, the difference after a layer is s³ J (R W_QK Rᵀ / √d) R W_V / n in
 leading order, J = I - 1/n.
 
 With a skip connection, X + A X W_V and g = |W_V| < 1, the diameter after a layer is at least (1 - g) diam. After L
@@ -108,7 +108,7 @@ def rank_collapse(
             _opposite_tokens_claim(),
             _cubic_bound_claim(plain_states, stack),
             Claim(
-                "tokens x + s r_i: after a layer their differences are s³ J (R W_QK R' / √d) R W_V / n",
+                "tokens x + s r_i: after a layer their differences are s³ J (R W_QK Rᵀ / √d) R W_V / n",
                 expected_residual / expected_residual.abs().max(),
                 residual / expected_residual.abs().max(),
                 tolerance=_next_order_tolerance(stack[0], x),

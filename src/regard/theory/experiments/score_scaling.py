@@ -136,7 +136,7 @@ def _softmax_statistics(
 
 
 def _jacobian_sq_norm(a: Tensor) -> Tensor:
-    """Return ‖diag(a) - aa'‖² = Σ a² - 2 Σ a³ + (Σ a²)²."""
+    """Return ‖diag(a) - aaᵀ‖² = Σ a² - 2 Σ a³ + (Σ a²)²."""
     squares = a.square().sum(-1)
     return (squares - 2 * a.pow(3).sum(-1) + squares.square()).clamp(min=0)
 
@@ -157,7 +157,7 @@ def _correlated_variance(head_dims: Tensor, correlation: float) -> Tensor:
 def _variance_tolerance(head_dims: Tensor, correlation: float, num_samples: int) -> float:
     """Return five relative standard errors of the variance of dot products, for the worst head dimension.
 
-    Conditional on q, q·k is normal with variance q'Σq, so its kurtosis is 3 (1 + 2 tr Σ⁴ / (tr Σ²)²).
+    Conditional on q, q·k is normal with variance qᵀΣq, so its kurtosis is 3 (1 + 2 tr Σ⁴ / (tr Σ²)²).
     """
     largest, others = 1 + (head_dims - 1) * correlation, 1 - correlation  # eigenvalues of Σ
     fourth = largest**4 + (head_dims - 1) * others**4

@@ -5,7 +5,7 @@ X (m tokens of dimension n) passes through layers X' = λX + γ A X W_V / √n w
     plain    A = softmax(Y / √n_k),                        Y = (X W_Q / √n)(X W_K / √n)'
     shaped   A = I + softmax(Y / τ) - 1/m,                 τ = τ₀ √(n n_k)
 
-Only V = X X' / n matters. A shaped layer changes V by E(V' - V) = b / n and Cov(V' - V) = Σ / n, so over n layers V
+Only V = X Xᵀ / n matters. A shaped layer changes V by E(V' - V) = b / n and Cov(V' - V) = Σ / n, so over n layers V
 follows dV = b(V) dt + Σ(V)^½ dB (Noci et al., The Shaped Transformer, arXiv 2306.17759). With dots for means over
 tokens, c_νκ = V_νκ - V_ν. - V_κ. + V_.. and e_ν = V_νν - 2 V_ν. + 2 V_.. - mean_κ V_κκ,
 
@@ -126,7 +126,7 @@ def shaped_attention(
 
 # ---- estimates ----------------------------------------------------------------------------------------------
 def _estimate_drift(net: ShapedNet, v: Tensor, num_samples: int, generator: torch.Generator) -> tuple[Tensor, float]:
-    """Return the mean of n (V' - V), with the exact mean over W_V, E(V' | A) = λ²V + γ² A V A', and its error."""
+    """Return the mean of n (V' - V), with the exact mean over W_V, E(V' | A) = λ²V + γ² A V Aᵀ, and its error."""
     root = matrix_root(v).expand(num_samples, -1, -1)
     state = generator.get_state()
     drifts, errors = [], []
