@@ -1,6 +1,6 @@
 """Time and memory of every mechanism by sequence length: one head of dimension 64, forward, one thread.
 
-    python -m benchmarks.studies.scaling [--max-call-s SECONDS] [--lengths N ...]
+    python -m benchmarks.studies.scaling [--max-call-s SECONDS] [--lengths N ...] [--mechanisms NAME ...]
 
 Prints the points as JSON. It runs in a separate process, whose malloc returns freed memory at once. A mechanism is not
 measured at lengths where a call would take longer than the limit.
@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -166,10 +166,15 @@ EXTERNAL_CALLS: dict[
 }
 
 
-def measure_points(max_call_s: float, lengths: tuple[int, ...], report: Callable[[str], None]) -> list[Point]:
+def measure_points(
+    max_call_s: float, lengths: tuple[int, ...], report: Callable[[str], None], names: Sequence[str] = ()
+) -> list[Point]:
+    """Measure the mechanisms with these names, by default all."""
     torch.set_num_threads(1)
     points: list[Point] = []
-    for name, call in (MECHANISM_CALLS | {name: call for name, (_, call) in EXTERNAL_CALLS.items()}).items():
+    calls = MECHANISM_CALLS | {name: call for name, (_, call) in EXTERNAL_CALLS.items()}
+    for name in names or calls:
+        call = calls[name]
         report(name)
         times: list[float] = []
         for n in lengths:
@@ -233,9 +238,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-call-s", type=float, default=MAX_CALL_S)
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
+    parser.add_argument("--mechanisms", nargs="*", default=())
     options = parser.parse_args()
     lengths = tuple(options.lengths)
-    points = measure_points(options.max_call_s, lengths, lambda name: print(f"scaling: {name}", file=sys.stderr))
+    points = measure_points(
+        options.max_call_s, lengths, lambda name: print(f"scaling: {name}", file=sys.stderr), options.mechanisms
+    )
     print(json.dumps([asdict(point) for point in points]))
 
 

@@ -118,6 +118,7 @@ NormalizerLike: TypeAlias = Annotated[Normalizer | RowNormalizer, UNCHECKED]
 @example("softmax")
 @normalizer_entry(
     "softmax",
+    idea="Exponentials divided by their sum: all weights are positive, and each row sums to 1.",
     formula=r"a_{ij} = \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}}",
     paper="Vaswani et al., Attention Is All You Need, 2017, arXiv 1706.03762",
     example="softmax()",
@@ -140,6 +141,8 @@ def softmax() -> Normalizer:
 @example("sink")
 @normalizer_entry(
     "sink (softmax1)",
+    idea="A learned term in the denominator takes weight, so a query may attend to almost nothing.",
+    learned=True,
     formula=r"a_{ij} = \frac{e^{s_{ij}}}{e^{b} + \sum_k e^{s_{ik}}}",
     paper=(
         "Miller, Attention Is Off By One, 2023; Xiao et al., Efficient Streaming Language Models with "
@@ -205,6 +208,7 @@ SINK_STAGES = (
 @example("sigmoid")
 @normalizer_entry(
     "sigmoid",
+    idea="Each weight is the sigmoid of its own score; keys do not compete.",
     formula=r"a_{ij} = \sigma(s_{ij} + b)",
     paper=("Ramapuram et al., Theory, Analysis, and Best Practices for Sigmoid Self-Attention, 2024, arXiv 2409.04431"),
     example="sigmoid(-5.5)",
@@ -242,6 +246,8 @@ SIGMOID_BIAS = StageSpec("plus bias", "plus a bias")
 @example("relu")
 @normalizer_entry(
     "ReLU",
+    idea="Weights are the positive scores, divided by the number of keys; negative scores give exactly 0.",
+    sparse=True,
     formula=r"a_{ij} = \max(s_{ij}, 0) / n",
     paper="Wortsman et al., Replacing softmax with ReLU in Vision Transformers, 2023, arXiv 2309.08586",
     example="relu()",
@@ -287,6 +293,8 @@ class _ScaleFactor:
 @example("sparsemax")
 @normalizer_entry(
     "sparsemax",
+    idea="Scores are projected onto the probability simplex: weak keys get a weight of exactly 0.",
+    sparse=True,
     formula=r"a_i = \arg\min_{p \in \Delta} |p - s_i|^2 = \max(s_i - \tau_i, 0)",
     paper="Martins and Astudillo, From Softmax to Sparsemax, 2016, arXiv 1602.02068",
     exactness="the definition; τ is exact up to rounding",
@@ -315,6 +323,9 @@ def sparsemax() -> Normalizer:
 @example("entmax(1.5)")
 @normalizer_entry(
     "entmax",
+    idea="Between softmax and sparsemax: α sets how sparse the weights are, and may be learned.",
+    sparse=True,
+    learned=True,
     formula=r"a_{ij} = \max((\alpha - 1) s_{ij} - \tau_i, 0)^{1/(\alpha - 1)}",
     paper=(
         "Peters, Niculae, Martins, Sparse Sequence-to-Sequence Models, 2019, arXiv 1905.05702; Correia and "
@@ -384,6 +395,8 @@ def _learned_entmax(alpha: Tensor) -> Normalizer:
 @example("topk(2)")
 @normalizer_entry(
     "top k",
+    idea="Softmax over the k largest scores of each query; all other weights are 0.",
+    sparse=True,
     formula=r"\mathrm{softmax}(s_{ij} : s_{ij} \ge s_{i(k)})",
     paper="Gupta et al., Memory-efficient Transformers via Top-k Attention, 2021, arXiv 2106.06899",
     exactness="the definition; keys that tie with the k-th are included",
@@ -410,6 +423,8 @@ def topk(k: int) -> Normalizer:
 @example("hardmax")
 @normalizer_entry(
     "hardmax",
+    idea="The key with the largest score gets all of the weight.",
+    sparse=True,
     formula=r"a_{ij} = [j = \arg\max_k s_{ik}]",
     paper="Xu et al., Show, Attend and Tell, 2015, arXiv 1502.03044",
     exactness="the definition; the gradient is a straight-through estimate",
@@ -436,6 +451,8 @@ def hardmax() -> Normalizer:
 @example("gumbel")
 @normalizer_entry(
     "Gumbel",
+    idea="One key is drawn for each query, with the probabilities of softmax.",
+    sparse=True,
     formula=r"a_{ij} = [j = \arg\max_k (s_{ik} - \log(-\log u_{ik}))]",
     paper=(
         "Jang, Gu, Poole, Categorical Reparameterization with Gumbel-Softmax, 2017, arXiv 1611.01144; Maddison, "
@@ -526,6 +543,8 @@ KERNEL_STAGES = (
 @example("sinkhorn(5)")
 @normalizer_entry(
     "Sinkhorn",
+    idea="Rows and columns are normalized in turn, so that every key receives the same total weight.",
+    causal=False,
     formula=r"a_{ij} = e^{s_{ij} + u_i + v_j}, \quad \sum_j a_{ij} = 1, \; \sum_i a_{ij} = n_q / n_k",
     paper=("Sander et al., Sinkformers: Transformers with Doubly Stochastic Attention, 2021, arXiv 2110.11773"),
     exactness="the given number of Sinkhorn iterations; each stores one number per row",

@@ -44,7 +44,7 @@ def test_mechanisms_are_printed_as_json() -> None:
 
 def test_mechanisms_are_printed_as_markdown() -> None:
     _, stdout, _ = run_command("mechanisms", "--markdown")
-    assert stdout.startswith("# Mechanisms\n") and "### sparsemax" in stdout
+    assert stdout.startswith("# Gallery of mechanisms\n") and "### sparsemax" in stdout
 
 
 def commands() -> dict[str, Any]:

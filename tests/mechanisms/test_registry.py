@@ -9,7 +9,8 @@ import pytest
 import regard
 from regard.catalog_entry import Mechanism
 from regard.errors import ArgumentError
-from regard.mechanisms.registry import to_markdown
+from regard.mechanisms.gallery_page import to_markdown
+from regard.theory.analysis.flop_scaling import multi_call_mechanisms, single_call_mechanisms
 
 ROOT = Path(__file__).parents[2]
 CATALOG = regard.mechanisms.catalog()
@@ -58,7 +59,7 @@ def test_every_module_is_in_the_catalog() -> None:
     imported = {name for mechanism in CATALOG for name in imported_mechanisms(mechanism)}
     used = {getattr(regard.mechanisms, name).__module__.rpartition(".")[2] for name in imported}
     modules = {path.stem for path in (ROOT / "src" / "regard" / "mechanisms").glob("*.py")}
-    assert modules - used == {"__init__", "registry", "comparison", "head_layout"}
+    assert modules - used == {"__init__", "registry", "comparison", "head_layout", "gallery_page", "weight_matrices"}
 
 
 @every_one
@@ -73,7 +74,7 @@ def imported_mechanisms(mechanism: Mechanism) -> list[str]:
 
 
 def test_every_normalizer_and_mask_is_in_the_catalog() -> None:
-    examples = " ".join(m.example for m in CATALOG)
+    examples = " ".join(m.example + m.note for m in CATALOG)
     normalizers = {
         "entmax",
         "gumbel",
@@ -89,7 +90,7 @@ def test_every_normalizer_and_mask_is_in_the_catalog() -> None:
     }
     masks = {"bigbird", "causal", "chunked", "dilated", "document", "fixed", "longformer", "sliding_window", "strided"}
     assert {name for name in normalizers if f"normalizer.{name}(" not in examples} == set()
-    assert {name for name in masks if f"mask.{name}(" not in examples} == set()
+    assert {name for name in masks if f"mask.{name}" not in examples} == set()
 
 
 def test_find_accepts_a_unique_part_of_the_name() -> None:
@@ -105,9 +106,27 @@ def test_it_prints_itself() -> None:
     assert lines[0] == "scores"
     assert any(line.startswith("  sparsemax ") and "exact" in line and "n^2 d" in line for line in lines)
     entry = str(CATALOG.find("sparsemax"))
-    assert entry.startswith("sparsemax\nformula ") and "\n    o = regard.attention(" in entry
+    assert entry.startswith("sparsemax\nidea ") and "\n    o = attention(" in entry
 
 
 def test_the_page_is_generated_from_the_catalog() -> None:
-    page = (ROOT / "docs" / "mechanisms.md").read_text(encoding="utf8")
-    assert page == to_markdown(CATALOG), "run: regard mechanisms --markdown > docs/mechanisms.md"
+    page = (ROOT / "docs" / "gallery" / "index.md").read_text(encoding="utf8")
+    assert page == to_markdown(CATALOG), "run: regard mechanisms --markdown > docs/gallery/index.md"
+
+
+@every_one
+def test_idea_and_code_are_short(mechanism: Mechanism) -> None:
+    assert len(mechanism.idea.split()) < 20 and mechanism.idea.endswith(".")
+    lines = [line for line in mechanism.example.splitlines() if line.strip()]
+    assert len(lines) <= 5 and max(map(len, lines)) < 110
+
+
+def test_linear_time_agrees_with_the_counted_formulas() -> None:
+    for name, counted in (single_call_mechanisms() | multi_call_mechanisms()).items():
+        growth = counted.work_formula(2**20) / counted.work_formula(2**18)
+        assert CATALOG.find(name).is_linear_time == (growth < 4.01), name
+
+
+def test_linear_time_of_mechanisms_without_counted_formulas() -> None:
+    names = "block-sparse by scores", "Luong, global", "Luong, local-m", "GATv2"
+    assert [CATALOG.find(name).is_linear_time for name in names] == [False, False, True, True]

@@ -12,6 +12,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tools.docs import command_line, reference, repository
+from tools.docs.gallery import page as gallery
 from tools.docs.guide import page as guide
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf8")))
     for path, text in {**reference.pages(), **command_line.pages()}.items():
         files.append(File.generated(config, path, content=text))
-    for path, text in guide.generated_files().items():
+    for path, text in {**guide.generated_files(), **gallery.generated_files()}.items():
         files.append(File.generated(config, path, content=text))
     for target in sorted(set(_outside_targets(files))):
         if target.suffix in repository.PICTURES:
@@ -83,9 +84,12 @@ def _is_page(target: Path) -> bool:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Insert the widgets of the guide; point the relative links of a page to the pages of the site."""
+    """Insert the widgets of the guide and the cards of the gallery; point relative links to the pages of the site."""
     if page.file.src_uri == guide.URI:
         markdown = guide.insert_widgets(markdown)
+    elif page.file.src_uri == gallery.URI:
+        markdown = gallery.insert_cards(markdown)
+        page.meta["hide"] = ["navigation"]  # room for two columns
     source = source_of(page.file.src_uri)
 
     def site_uri(target: Path) -> str | None:
@@ -104,5 +108,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Add the script of the guide to its page."""
-    return guide.add_files(html) if page.file.src_uri == guide.URI else html
+    """Add the scripts of the guide and of the gallery to their pages."""
+    for interactive in (guide, gallery):
+        if page.file.src_uri == interactive.URI:
+            return interactive.add_files(html)
+    return html

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from regard.argument_types import check_types
 from regard.cache import memoize
 from regard.catalog_entry import NORMALIZER_ENTRIES, Mechanism, example_program
 from regard.errors import ArgumentError
@@ -61,43 +60,3 @@ def catalog() -> Catalog:
 def _from_toml(entry: dict[str, Any]) -> Mechanism:
     options = entry.pop("options", None)
     return Mechanism(**entry) if options is None else Mechanism(**entry, example=example_program(options))
-
-
-@check_types
-def to_markdown(entries: Catalog) -> str:
-    """Return the catalog as a Markdown page: a table of all mechanisms, then each with its formula and example."""
-    lines = [
-        "# Mechanisms",
-        "",
-        "Every mechanism of regard. `regard mechanisms --markdown` writes this page from",
-        "[the catalog](../src/regard/mechanisms/catalog.toml). Time and memory are functions of the length n and the",
-        "head dimension d; memory is counted beyond inputs and output. A mechanism is",
-        "[exact](get-started/glossary.md) if it does not estimate another one. The examples run in the tests. The",
-        "reference test of a mechanism compares it with an independent implementation.",
-        "",
-        "| | exact | time | memory |",
-        "|---|---|---|---|",
-    ]
-    for family, members in entries.by_family():
-        lines.append(f"| **{family}** | | | |")
-        lines += [
-            f"| {m.name} | {'yes' if m.exact else 'no'} | {m.time_complexity} | {m.memory_complexity} |"
-            for m in members
-        ]
-    for family, members in entries.by_family():
-        lines += ["", f"## {family.capitalize()}"]
-        for m in members:
-            lines += _section(m)
-    return "\n".join(lines) + "\n"
-
-
-def _section(mechanism: Mechanism) -> list[str]:
-    path, test = mechanism.reference_test.split("::")
-    exactness = f"{'Exact' if mechanism.exact else 'Approximate'}: {mechanism.exactness}."
-    note = f" {mechanism.note}" if mechanism.note else ""
-    return [
-        *("", f"### {mechanism.name}", ""),
-        *("```math", mechanism.formula, "```", ""),
-        f"{exactness} {mechanism.paper}. Reference test: [`{test}`](../{path}).{note}",
-        *("", "```python", *mechanism.example.splitlines(), "```"),
-    ]

@@ -8,20 +8,21 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.cli.app import JsonOption, exit_on_error, print_json
-from regard.mechanisms.registry import Catalog, catalog, to_markdown
+from regard.mechanisms.gallery_page import to_markdown
+from regard.mechanisms.registry import Catalog, catalog
 
 
 def mechanisms(
     name: Annotated[str, typer.Argument(help="a mechanism, or a part of its name: print its full entry")] = "",
     as_json: JsonOption = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="print the page docs/mechanisms.md")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="print the page docs/gallery/index.md")] = False,
 ) -> None:
     """List every mechanism with its cost and paper, or print the full entry of one."""
     entries = catalog()
     with exit_on_error():
         selected = Catalog([entries.find(name)] if name else entries)
     if as_json:
-        print_json([asdict(m) for m in selected])
+        print_json([{**asdict(m), "properties": m.properties} for m in selected])
     elif as_markdown:
         typer.echo(to_markdown(selected), nl=False)
     elif name:

@@ -1,0 +1,1 @@
+"""The gallery of mechanisms on the site: cards with pictures, and filters."""
