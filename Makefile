@@ -38,7 +38,7 @@ QUICK := $(wildcard tests/project/test_import_order.py tests/project/test_reposi
            tests/test_cost.py tests/expr tests/call tests/plan)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup explore first-look check check-js test test-long test-exhaustive test-everywhere test-clang test-clang-core test-arm64 compile-commands sanitize bench bench-quick mutants data wheel format clean docs docs-serve
+.PHONY: help setup explore first-look check check-js test test-long test-exhaustive test-everywhere test-clang test-clang-core test-arm64 compile-commands sanitize bench bench-quick mutants data wheel format clean docs docs-serve tutorials
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -131,6 +131,9 @@ docs: setup  ## build the documentation site in build/site, without a network: a
 
 docs-serve: setup  ## show the documentation while you write it, at http://127.0.0.1:8000; stop with Ctrl-C
 	@$(MKDOCS) serve --livereload
+
+tutorials: setup  ## run the tutorials again and write their notebooks: under two minutes
+	@$(PY) -m tools.docs.tutorials
 
 bench: setup $(PEERS)  ## compare with other libraries and write the results: under 40 minutes
 	@$(PY) -m benchmarks.run

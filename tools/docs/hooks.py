@@ -11,7 +11,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.docs import command_line, reference, repository
+from tools.docs import command_line, reference, repository, tutorials
 from tools.docs.gallery import page as gallery
 from tools.docs.guide import page as guide
 
@@ -48,8 +48,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf8")))
     for path, text in {**reference.pages(), **command_line.pages()}.items():
         files.append(File.generated(config, path, content=text))
-    for path, text in {**guide.generated_files(), **gallery.generated_files()}.items():
-        files.append(File.generated(config, path, content=text))
+    generated = {**guide.generated_files(), **gallery.generated_files(), **tutorials.generated_files()}
+    for path, content in generated.items():
+        files.append(File.generated(config, path, content=content))
     for target in sorted(set(_outside_targets(files))):
         if target.suffix in repository.PICTURES:
             path = repository.site_path(target.relative_to(ROOT))
@@ -98,6 +99,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return REFERENCE_PAGES[relative]
         if relative.as_posix() in ROOT_PAGES:
             return ROOT_PAGES[relative.as_posix()]
+        if target.suffix == ".ipynb":
+            return tutorials.page_uri(target)
         if _is_page(target):
             return target.relative_to(ROOT / "docs").as_posix()
         if target.suffix in repository.PICTURES:
