@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 import regard
 from regard import mask, measure, plot
-from regard.plot.figure import HIDDEN_COLOR, VISIBLE_COLOR, draw_cell_borders
+from regard.plot.figure import draw_cell_borders
+from regard.plot.style import HIDDEN_COLOR, VISIBLE_COLOR
 
 HERE = Path(__file__).parent
 FIRST_LOOK = HERE.parents[1] / "examples" / "first_look.py"
