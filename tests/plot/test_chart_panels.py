@@ -62,6 +62,14 @@ def test_two_panels_are_in_a_row_and_an_odd_first_panel_is_wide() -> None:
     assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_yscale() == "linear"
 
 
+def test_a_spread_is_drawn_as_a_band_around_the_curve() -> None:
+    axes = charts([Panel("t", "x", "y", [Series("mean", [0, 1], [2, 3], spread=[0.5, 1])])]).axes[0]
+    (band,) = axes.collections
+    (vertices,) = [path.vertices for path in band.get_paths()]
+    assert {(0, 1.5), (0, 2.5), (1, 2), (1, 4)} <= {(x, y) for x, y in vertices}
+    assert to_hex(band.get_facecolor()[0]) == CURVE_COLORS[0]
+
+
 def test_points_are_drawn_as_letters_on_their_line() -> None:
     lines = text_charts([Panel("Title", "x", "y", PAIR, log_x=True)], width=40, height=5).splitlines()
     assert lines[:2] == ["Title", "y"]

@@ -50,6 +50,8 @@ class Series:
         x, y: arrays of equal length.
         style: "line" (default) for formulas, "points" for computed numbers, "dashed" for wrong formulas.
         color_group: curves of a panel with the same group share a color. By default each curve has its own.
+        spread: distance from the curve to each edge of a band around it, such as a standard deviation. matplotlib
+            draws the band, the explorer and the terminal only the curve. Default: no band.
     """
 
     label: str
@@ -57,16 +59,23 @@ class Series:
     y: NDArray[np.float64]
     style: CurveStyle = "line"
     color_group: str = ""
+    spread: NDArray[np.float64] | None = None
 
     def __init__(
-        self, label: str, x: ArrayLike, y: ArrayLike, style: CurveStyle = "line", color_group: str = ""
+        self,
+        label: str,
+        x: ArrayLike,
+        y: ArrayLike,
+        style: CurveStyle = "line",
+        color_group: str = "",
+        spread: ArrayLike | None = None,
     ) -> None:
-        _set_fields(self, label=label, x=x, y=y, style=style, color_group=color_group)
+        _set_fields(self, label=label, x=x, y=y, style=style, color_group=color_group, spread=spread)
         check_fields(self)
         x, y = checks.array(x, "x"), checks.array(y, "y")
         if x.ndim != 1 or x.shape != y.shape:
             raise ArgumentError(f"x and y of {label!r} must have the same length; got {x.shape} and {y.shape}.")
-        _set_fields(self, x=x, y=y)
+        _set_fields(self, x=x, y=y, spread=None if spread is None else _check_spread(spread, x.shape, label))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +154,16 @@ def _set_fields(instance: object, **fields: object) -> None:
         object.__setattr__(instance, name, value)
 
 
+def _check_spread(spread: ArrayLike, shape: tuple[int, ...], label: str) -> NDArray[np.float64]:
+    """Return the distances from a curve to the edges of its band."""
+    distances = checks.array(spread, "spread")
+    if distances.shape != shape or not (distances >= 0).all():
+        raise ArgumentError(
+            f"spread of {label!r} must be {shape[0]} numbers of at least 0; got {checks.describe(spread)}."
+        )
+    return distances
+
+
 def _check_groups(groups: Any, count: int) -> NDArray[np.int64]:
     """Return the group of each point as integers."""
     numbers = checks.array(groups, "groups", dims=(1,))
@@ -175,8 +194,9 @@ def charts(panels: Sequence[Panel | ImagePanel], title: str = "") -> "Figure":
         is_wide = n == 0 and len(panels) % 2 == 1
         row, column = divmod(n + len(panels) % 2, 2)
         axes = figure.add_subplot(grid[0, :] if is_wide else grid[row, column])
-        set_title(axes, panel.title, PAGE_WIDTH_IN - 0.9 if is_wide else TITLE_WIDTH_IN)
-        axes.set(xlabel=panel.xlabel, ylabel=wrap_text(panel.ylabel, PANEL_HEIGHT_IN - 0.8))
+        width = PAGE_WIDTH_IN - 0.9 if is_wide else TITLE_WIDTH_IN
+        set_title(axes, panel.title, width)
+        axes.set(xlabel=wrap_text(panel.xlabel, width), ylabel=wrap_text(panel.ylabel, PANEL_HEIGHT_IN - 0.8))
         if isinstance(panel, ImagePanel):
             _draw_image(axes, panel)
         else:
@@ -200,6 +220,9 @@ def _draw_curves(axes: "Axes", panel: Panel) -> None:
     for series, color_index in zip(panel.series, panel.color_indices, strict=True):
         color = CURVE_COLORS[color_index % len(CURVE_COLORS)]
         axes.plot(series.x, series.y, label=series.label, color=color, **styles[series.style])
+        if series.spread is not None:
+            low, high = series.y - series.spread, series.y + series.spread
+            axes.fill_between(series.x, low, high, color=color, alpha=0.18, linewidth=0)
     axes.set_xscale("log" if panel.log_x else "linear")
     axes.set_yscale("log" if panel.log_y else "linear")
     axes.margins(y=0.12)
