@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 
 import regard
 from regard import mask, measure, plot
-from regard.plot.figure import HIDDEN_COLOR, VISIBLE_COLOR, draw_cell_borders
+from regard.plot.figure import add_title, draw_cell_borders
+from regard.plot.style import HIDDEN_COLOR, PAGE_WIDTH_IN, VISIBLE_COLOR, apply_style, new_figure, save_for_page
 
 HERE = Path(__file__).parent
 FIRST_LOOK = HERE.parents[1] / "examples" / "first_look.py"
@@ -18,13 +18,16 @@ FIRST_LOOK = HERE.parents[1] / "examples" / "first_look.py"
 def induction_head():
     """Return the picture of docs/recording.md: the head of examples/first_look.py over 8192 tokens."""
     q, k, v = runpy.run_path(str(FIRST_LOOK))["induction_head"]()
-    measured = regard.attention_with_weights(q, k, v, mask=mask.causal()).weights.measure(measure.pooled_map(128, 128))
-    return plot.weights(measured.pooled_map, scale="log", title="An induction head over a phrase repeated eight times")
+    weights = regard.attention_with_weights(q, k, v, mask=mask.causal()).weights
+    pooled = weights.measure(measure.pooled_map(128, 128)).pooled_map
+    return plot.weights(pooled, scale="log", title="A phrase repeated eight times: one stripe for each earlier copy")
 
 
 def causal_window():
     """Return the picture of docs/architecture.md: the mask of its call."""
-    return plot.mask(mask.causal() & mask.sliding_window(1024), 4096)
+    pattern = mask.causal() & mask.sliding_window(1024)
+    share = float(pattern.density(4096))
+    return plot.mask(pattern, 4096, title=f"A causal window of 1024 keys leaves {share:.0%} of all pairs visible")
 
 
 MASKS = {
@@ -45,16 +48,17 @@ MASKS = {
 
 def all_masks():
     """Return the picture of docs/how-to/options.md: masks of 32 queries and 32 keys."""
-    figure = Figure(figsize=(7.2, 6.0), layout="compressed")
-    for axes, (name, pattern) in zip(figure.subplots(3, 4).flat, MASKS.items(), strict=True):
+    figure = new_figure(PAGE_WIDTH_IN, 7.6, "compressed")
+    for axes, (name, pattern) in zip(figure.subplots(4, 3).flat, MASKS.items(), strict=True):
         visible = pattern.to_dense(32)[0, 0]
         axes.imshow(visible, cmap=ListedColormap([HIDDEN_COLOR, VISIBLE_COLOR]), vmin=0, vmax=1)
         draw_cell_borders(axes, 32, 32)
-        axes.set_title(name, fontsize=9, family="monospace")
+        axes.set_title(name, family="monospace")
         axes.axis("off")
-    figure.supxlabel("32 keys, from left to right", fontsize=9)
-    figure.supylabel("32 queries, from top to bottom", fontsize=9)
-    return figure
+    figure.supxlabel("32 keys, from left to right")
+    figure.supylabel("32 queries, from top to bottom")
+    add_title(figure, f"{len(MASKS)} masks: each blue cell is a visible pair")
+    return apply_style(figure)
 
 
 PICTURES = {"repetition.png": induction_head, "mask.png": causal_window, "masks.png": all_masks}
@@ -62,8 +66,7 @@ PICTURES = {"repetition.png": induction_head, "mask.png": causal_window, "masks.
 
 def main(folder):
     for name, picture in PICTURES.items():
-        # without its version in the file, matplotlib writes the same bytes for the same picture
-        picture().savefig(folder / name, dpi=110, metadata={"Software": None})
+        save_for_page(picture(), folder / name)
 
 
 if __name__ == "__main__":

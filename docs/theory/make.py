@@ -3,10 +3,11 @@
 import sys
 from pathlib import Path
 
+from regard.plot.style import save_for_page
 from regard.theory import get_experiment, list_experiments
 
 HERE = Path(__file__).parent
-MAX_PICTURE_BYTES = 150_000
+MAX_PICTURE_BYTES = 200_000
 PAGES = {
     "score_scaling": "scaling",
     "kernel_methods": "kernels",
@@ -23,7 +24,7 @@ def main(names):
         result = experiment.run()
         assert result.is_consistent, str(result)
         path = HERE / f"{PAGES.get(experiment.name, experiment.name)}.png"
-        result.plot().savefig(path, dpi=80, metadata={"Software": None})
+        save_for_page(result.plot(), path)
         size = path.stat().st_size
         assert size <= MAX_PICTURE_BYTES, f"{path.name} must be at most {MAX_PICTURE_BYTES:,} bytes, got {size:,}."
 

@@ -5,7 +5,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from regard.errors import ArgumentError
-from regard.plot.chart_panels import CURVE_COLORS, ImagePanel, Panel, PointAnimation, Series, charts
+from regard.plot.chart_panels import ImagePanel, Panel, PointAnimation, Series, charts
+from regard.plot.style import CURVE_COLORS
 from regard.plot.terminal_charts import text_charts
 
 PAIR = [
@@ -49,12 +50,24 @@ def test_charts_need_a_panel() -> None:
         charts([])
 
 
-def test_unused_panels_are_invisible() -> None:
+def test_two_panels_are_in_a_row_and_an_odd_first_panel_is_wide() -> None:
     panels = [Panel(f"p{n}", "x", "y", PAIR, log_x=True) for n in range(5)]
     figure = charts(panels, title="all")
-    assert [axes.get_visible() for axes in figure.axes] == [True] * 5 + [False]
-    assert [axes.get_visible() for axes in charts(panels[:4]).axes] == [True] * 4  # two by two
+    boxes = [axes.get_position() for axes in figure.axes]
+    assert boxes[0].width > 1.8 * boxes[1].width
+    assert boxes[0].y0 > boxes[1].y1 and boxes[1].y0 == boxes[2].y0 > boxes[3].y1
+    assert boxes[1].x0 < boxes[2].x0
+    rows = [round(axes.get_position().y0, 3) for axes in charts(panels[:4]).axes]
+    assert rows[0] == rows[1] > rows[2] == rows[3]
     assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_yscale() == "linear"
+
+
+def test_a_spread_is_drawn_as_a_band_around_the_curve() -> None:
+    axes = charts([Panel("t", "x", "y", [Series("mean", [0, 1], [2, 3], spread=[0.5, 1])])]).axes[0]
+    (band,) = axes.collections
+    (vertices,) = [path.vertices for path in band.get_paths()]
+    assert {(0, 1.5), (0, 2.5), (1, 2), (1, 4)} <= {(x, y) for x, y in vertices}
+    assert to_hex(band.get_facecolor()[0]) == CURVE_COLORS[0]
 
 
 def test_points_are_drawn_as_letters_on_their_line() -> None:

@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,19 @@ from regard.errors import RegardError
 from regard.measure import PooledMap
 
 WORDS = ["The", "animal", "did", "not", "cross", "the", "street", "because", "it", "was", "too", "tired"]
+X = np.linspace(0.1, 4, 30)
+CURVES = plot.Panel(
+    "Three curves and their points, with a title of two lines",
+    "time (s)",
+    "height (m)",
+    [
+        plot.Series("computed", X[::3], X[::3] ** 2, "points", color_group="square"),
+        plot.Series("x squared", X, X**2, color_group="square"),
+        plot.Series("root", X, X**0.5),
+        plot.Series("logarithm", X, np.log(X), "dashed"),
+    ],
+)
+IMAGE = plot.ImagePanel("An image", "key", "query", np.eye(4), signed=True)
 FIGURES = {
     "small mask": lambda: plot.mask(mask.causal() & mask.sliding_window(4), 12),
     "large mask": lambda: plot.mask(mask.bigbird(), 4096),
@@ -21,6 +35,14 @@ FIGURES = {
     "many heads": lambda: plot.weights(torch.rand(16, 5, 5), WORDS[:5]),
     "many words": lambda: plot.weights(torch.rand(200, 200), [f"word{n}" for n in range(200)]),
     "few queries": lambda: plot.weights(torch.rand(2, 60), (["to", "be"], [f"word{n}" for n in range(60)])),
+    "charts": lambda: plot.charts([CURVES, IMAGE, CURVES], title="Curves and an image"),
+    "growth": lambda: plot.growth([64, 128, 256], {"a": [1.0, 2.0, 4.0], "b": [1.0, 2.0, 4.1], "c": [1.0, 2.0, 3.9]}),
+    "comparison": lambda: plot.comparison(
+        ("causal", torch.rand(8, 8), 1.0, 2**20), ("window", torch.rand(8, 8), 0.5, None), [0.0, 0.1]
+    ),
+    "heads": lambda: plot.heads([{"layer": n // 12, "head": n % 12, "entropy": 0.1 * n} for n in range(24)], "entropy"),
+    "head maps": lambda: plot.head_maps(torch.rand(2, 12, 4, 4), title="Two layers of twelve heads"),
+    "lines": lambda: plot.token_lines(torch.eye(12), WORDS, title="Every token attends to itself"),
     "maps": lambda: plot.weights(PooledMap(torch.rand(2, 64, 64), torch.rand(2, 64, 64), (128, 128)), scale="log"),
 }
 

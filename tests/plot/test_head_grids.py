@@ -39,7 +39,7 @@ def test_the_opacity_of_a_line_is_its_weight_and_small_weights_are_skipped() -> 
     figure = plot.token_lines([[0.9, 0.1], [0.01, 0.99]], ["a", "b"], ["c", "d"], min_weight=0.05)
     lines = [(list(line.get_ydata()), line.get_alpha()) for line in figure.axes[0].lines]
     assert lines == [([0, 0], 0.9), ([0, 1], 0.1), ([1, 1], 0.99)]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["a", "b", "c", "d"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["a", "b", "c", "d", "query", "key"]
     with pytest.raises(ArgumentError, match=r"weights must have shape \(2, 2\), like the tokens; got shape \(1, 2\)"):
         plot.token_lines([[1.0, 0.0]], ["a", "b"])
     with pytest.raises(ArgumentError, match=r"at most 80 tokens; got 81\. Use plot\.weights"):

@@ -23,6 +23,8 @@ ROWS = [{"layer": 0, "head": 0, "entropy": 1.0}]
         (lambda: plot.Series(3, [1], [2]), "label must be a string; got 3"),
         (lambda: plot.Series("a", ["x"], [2]), "x must be a tensor, an array or lists of real numbers; got list of 1"),
         (lambda: plot.Series("a", [1], [2], "x"), "style must be one of 'line', 'dashed', 'points'; got 'x'"),
+        (lambda: plot.Series("a", [1, 2], [2, 3], spread=[1.0]), "spread of 'a' must be 2 numbers of at least 0"),
+        (lambda: plot.Series("a", [1], [2], spread=[-1.0]), "spread of 'a' must be 1 numbers of at least 0"),
         (lambda: plot.Panel("t", "x", "y", None), "series must be a sequence of .*; got None"),
         (lambda: plot.Panel("t", "x", "y", [SERIES], log_x="x"), "log_x must be True or False; got 'x'"),
         (lambda: plot.ImagePanel("t", "x", "y", None), "values must be a tensor, an array or lists .* got None"),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from regard import mask, plot
 from regard.errors import ArgumentError
-from regard.plot.figure import HIDDEN_COLOR, PARTIAL_COLOR, VISIBLE_COLOR
+from regard.plot.style import HIDDEN_COLOR, PARTIAL_COLOR, VISIBLE_COLOR
 
 
 def levels(axes):

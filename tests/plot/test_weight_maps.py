@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from matplotlib import colormaps
 from matplotlib.colors import to_rgba
 
 import regard
 from regard import mask, measure, plot
 from regard.errors import ArgumentError
-from regard.plot.figure import HIDDEN_COLOR, NONFINITE_COLOR
+from regard.plot.style import HIDDEN_COLOR, NONFINITE_COLOR, sequential_colormap
 
 
 def pixels(axes):
@@ -29,7 +28,7 @@ def test_small_arrays_have_numbers_and_blank_masked_pairs():
 
     assert numbers(axes) == ["1.00", "0.25", "0.75"]
     assert pixels(axes)[0, 1].tolist() == list(to_rgba(HIDDEN_COLOR))
-    assert pixels(axes)[1, 0].tolist() == list(colormaps["viridis"](0.254))
+    assert pixels(axes)[1, 0].tolist() == list(sequential_colormap()(0.254))
     assert ticks(axes.xaxis) == ticks(axes.yaxis) == ["to", "be"]
     assert bar.get_ylim() == (0.0, 1.0)
 
@@ -62,7 +61,7 @@ def test_leading_dimensions_become_panels_with_one_color_scale():
     panels = [axes for axes in figure.axes if axes.get_images() and axes.get_visible()]
     assert [axes.get_title() for axes in panels] == ["[0, 0]", "[0, 1]", "[0, 2]"]
     for h, axes in enumerate(panels):
-        expected = colormaps["viridis"](values[0, h].numpy().astype(float) / float(values.max()))
+        expected = sequential_colormap()(values[0, h].numpy().astype(float) / float(values.max()))
         np.testing.assert_allclose(pixels(axes), expected, atol=0.01)  # colors have 256 steps
 
 
@@ -92,8 +91,8 @@ def test_the_log_scale_spans_four_powers_of_ten():
 
     assert bar.get_ylim() == pytest.approx((1e-4, 1.0))
     colors = pixels(axes)
-    assert colors[0, 1].tolist() == list(colormaps["viridis"](0.5))
-    assert colors[1, 0].tolist() == colors[1, 1].tolist() == list(colormaps["viridis"](0.0))
+    assert colors[0, 1].tolist() == list(sequential_colormap()(0.5))
+    assert colors[1, 0].tolist() == colors[1, 1].tolist() == list(sequential_colormap()(0.0))
 
 
 def test_queries_and_keys_may_have_different_labels():

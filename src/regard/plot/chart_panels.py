@@ -15,17 +15,28 @@ from numpy.typing import NDArray
 from regard import checks
 from regard.argument_types import check_fields, check_types
 from regard.errors import ArgumentError
-from regard.plot.figure import SEQUENTIAL_COLORMAP, create_panels, require_matplotlib
+from regard.plot.direct_labels import CurveLabel, place_labels
+from regard.plot.figure import add_title
+from regard.plot.style import (
+    CURVE_COLORS,
+    PAGE_WIDTH_IN,
+    apply_style,
+    diverging_colormap,
+    new_figure,
+    require_matplotlib,
+    sequential_colormap,
+    set_title,
+    style_chart,
+    wrap_text,
+)
 from regard.tensors.convert import ArrayLike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Distinct for color-blind readers, and by lightness in print (Okabe and Ito).
-CURVE_COLORS = ("#0b4a78", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f", "#000000")
-DIVERGING_COLORMAP = "RdBu_r"
-PANEL_WIDTH_IN, PANEL_HEIGHT_IN, MAX_PANEL_COLUMNS = 3.6, 2.6, 3  # inches of a panel, and panels in a row
+PANEL_HEIGHT_IN, TITLE_WIDTH_IN = 2.75, 2.2  # inches of a panel of half the page width, and of its title
+STYLE_MARKS = {"line": "—", "dashed": "╌", "points": "●"}
 
 CurveStyle = Literal["line", "dashed", "points"]
 
@@ -39,6 +50,8 @@ class Series:
         x, y: arrays of equal length.
         style: "line" (default) for formulas, "points" for computed numbers, "dashed" for wrong formulas.
         color_group: curves of a panel with the same group share a color. By default each curve has its own.
+        spread: distance from the curve to each edge of a band around it, such as a standard deviation. matplotlib
+            draws the band, the explorer and the terminal only the curve. Default: no band.
     """
 
     label: str
@@ -46,16 +59,23 @@ class Series:
     y: NDArray[np.float64]
     style: CurveStyle = "line"
     color_group: str = ""
+    spread: NDArray[np.float64] | None = None
 
     def __init__(
-        self, label: str, x: ArrayLike, y: ArrayLike, style: CurveStyle = "line", color_group: str = ""
+        self,
+        label: str,
+        x: ArrayLike,
+        y: ArrayLike,
+        style: CurveStyle = "line",
+        color_group: str = "",
+        spread: ArrayLike | None = None,
     ) -> None:
-        _set_fields(self, label=label, x=x, y=y, style=style, color_group=color_group)
+        _set_fields(self, label=label, x=x, y=y, style=style, color_group=color_group, spread=spread)
         check_fields(self)
         x, y = checks.array(x, "x"), checks.array(y, "y")
         if x.ndim != 1 or x.shape != y.shape:
             raise ArgumentError(f"x and y of {label!r} must have the same length; got {x.shape} and {y.shape}.")
-        _set_fields(self, x=x, y=y)
+        _set_fields(self, x=x, y=y, spread=None if spread is None else _check_spread(spread, x.shape, label))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +160,16 @@ def _set_fields(instance: object, **fields: object) -> None:
         object.__setattr__(instance, name, value)
 
 
+def _check_spread(spread: ArrayLike, shape: tuple[int, ...], label: str) -> NDArray[np.float64]:
+    """Return the distances from a curve to the edges of its band."""
+    distances = checks.array(spread, "spread")
+    if distances.shape != shape or not (distances >= 0).all():
+        raise ArgumentError(
+            f"spread of {label!r} must be {shape[0]} numbers of at least 0; got {checks.describe(spread)}."
+        )
+    return distances
+
+
 def _check_groups(groups: Any, count: int) -> NDArray[np.int64]:
     """Return the group of each point as integers."""
     numbers = checks.array(groups, "groups", dims=(1,))
@@ -150,10 +180,10 @@ def _check_groups(groups: Any, count: int) -> NDArray[np.int64]:
 
 @check_types
 def charts(panels: Sequence[Panel | ImagePanel], title: str = "") -> "Figure":
-    """Plot all panels in one figure, three in a row; four panels are two by two.
+    """Plot all panels in one figure, two in a row. The first of an odd number of panels has a row of its own.
 
     Args:
-        panels: curves or images, one for each panel.
+        panels: curves or images, one for each panel. Curves are labeled inside their panel.
         title: title of the figure. Default: none.
 
     >>> len(charts([Panel("Doubling", "x", "2x", [Series("twice", [1, 2], [2, 4])])]).axes)
@@ -162,54 +192,71 @@ def charts(panels: Sequence[Panel | ImagePanel], title: str = "") -> "Figure":
     require_matplotlib()
     if not len(panels):
         raise ArgumentError("charts needs at least one panel; got none.")
-    columns = 2 if len(panels) == 4 else min(len(panels), MAX_PANEL_COLUMNS)
-    figure, rows = create_panels(-(-len(panels) // columns), columns, PANEL_WIDTH_IN, PANEL_HEIGHT_IN)
-    all_axes = [axes for row in rows for axes in row]
-    for axes, panel in zip(all_axes, panels, strict=False):
-        (_draw_image if isinstance(panel, ImagePanel) else _draw_curves)(axes, panel)  # type: ignore[arg-type]  # narrowed by isinstance
-    for axes in all_axes[len(panels) :]:
-        axes.set_visible(False)
+    num_rows = len(panels) // 2 + len(panels) % 2
+    figure = new_figure(PAGE_WIDTH_IN, PANEL_HEIGHT_IN * num_rows + 0.3 * bool(title))
+    grid = figure.add_gridspec(num_rows, 2)
+    labels = []
+    for n, panel in enumerate(panels):
+        is_wide = n == 0 and len(panels) % 2 == 1
+        row, column = divmod(n + len(panels) % 2, 2)
+        axes = figure.add_subplot(grid[0, :] if is_wide else grid[row, column])
+        width = PAGE_WIDTH_IN - 0.9 if is_wide else TITLE_WIDTH_IN
+        set_title(axes, panel.title, width)
+        axes.set(xlabel=wrap_text(panel.xlabel, width), ylabel=wrap_text(panel.ylabel, PANEL_HEIGHT_IN - 0.8))
+        if isinstance(panel, ImagePanel):
+            _draw_image(axes, panel)
+        else:
+            _draw_curves(axes, panel)
+            labels.append((axes, _curve_labels(panel, 2.4 if is_wide else 1.4)))
     if title:
-        figure.suptitle(title, fontsize=11)
+        add_title(figure, title)
+    apply_style(figure)
+    figure.draw_without_rendering()  # labels are placed in the final layout
+    for axes, texts in labels:
+        place_labels(axes, texts, [np.stack(line.get_data(), axis=1) for line in axes.lines])
     return figure
 
 
 def _draw_curves(axes: "Axes", panel: Panel) -> None:
     styles: dict[CurveStyle, dict[str, Any]] = {
-        "line": dict(linestyle="-", linewidth=1.6),
-        "dashed": dict(linestyle="--", linewidth=1.3),
-        "points": dict(linestyle="", marker="o", markersize=4),
+        "line": dict(linestyle="-", linewidth=1.8),
+        "dashed": dict(linestyle=(0, (4, 2)), linewidth=1.5),
+        "points": dict(linestyle="", marker="o", markersize=4.5, markeredgewidth=0),
     }
     for series, color_index in zip(panel.series, panel.color_indices, strict=True):
-        axes.plot(
-            series.x,
-            series.y,
-            label=series.label,
-            color=CURVE_COLORS[color_index % len(CURVE_COLORS)],
-            **styles[series.style],
-        )
+        color = CURVE_COLORS[color_index % len(CURVE_COLORS)]
+        axes.plot(series.x, series.y, label=series.label, color=color, **styles[series.style])
+        if series.spread is not None:
+            low, high = series.y - series.spread, series.y + series.spread
+            axes.fill_between(series.x, low, high, color=color, alpha=0.18, linewidth=0)
     axes.set_xscale("log" if panel.log_x else "linear")
     axes.set_yscale("log" if panel.log_y else "linear")
-    _set_labels(axes, panel)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    if any(series.label for series in panel.series):
-        axes.legend(fontsize=7, frameon=False)
+    axes.margins(y=0.12)
+    style_chart(axes)
+
+
+def _curve_labels(panel: Panel, width: float) -> list[CurveLabel]:
+    """Return one label for each color: its series, each after the mark of its style."""
+    labels = []
+    for color_index in dict.fromkeys(panel.color_indices):
+        group = [
+            series for series, index in zip(panel.series, panel.color_indices, strict=True) if index == color_index
+        ]
+        named = [series for series in group if series.label]
+        texts = [f"{STYLE_MARKS[series.style]} {series.label}" if len(group) > 1 else series.label for series in named]
+        if texts:
+            points = np.concatenate([np.stack([series.x, series.y], axis=1) for series in named[-1:]])
+            text = "\n".join(wrap_text(text, width) for text in texts)
+            labels.append(CurveLabel(text, CURVE_COLORS[color_index % len(CURVE_COLORS)], points))
+    return labels
 
 
 def _draw_image(axes: "Axes", image: ImagePanel) -> None:
     max_abs = float(np.abs(image.values).max(initial=0.0)) or 1.0
     colors: dict[str, Any] = (
-        dict(cmap=DIVERGING_COLORMAP, vmin=-max_abs, vmax=max_abs) if image.signed else dict(cmap=SEQUENTIAL_COLORMAP)
+        dict(cmap=diverging_colormap(), vmin=-max_abs, vmax=max_abs)
+        if image.signed
+        else dict(cmap=sequential_colormap())
     )
     mappable = axes.imshow(image.values, aspect="auto", interpolation="nearest", **colors)
-    axes.figure.colorbar(mappable, ax=axes, shrink=0.9).ax.tick_params(labelsize=7)
-    _set_labels(axes, image)
-
-
-def _set_labels(axes: "Axes", panel: Panel | ImagePanel) -> None:
-    axes.set_title(panel.title, fontsize=9, parse_math=False)
-    axes.set_xlabel(panel.xlabel, fontsize=8)
-    axes.set_ylabel(panel.ylabel, fontsize=8)
-    axes.tick_params(labelsize=7, which="both")
+    axes.figure.colorbar(mappable, ax=axes, shrink=0.9, pad=0.02).outline.set_visible(False)

@@ -8,7 +8,16 @@ from regard import checks
 from regard.argument_types import check_types
 from regard.errors import ArgumentError
 from regard.plan.report import format_bytes, format_seconds
-from regard.plot.figure import PARTIAL_COLOR, SEQUENTIAL_COLORMAP, VISIBLE_COLOR, require_matplotlib
+from regard.plot.style import (
+    CURVE_COLORS,
+    PAGE_WIDTH_IN,
+    apply_style,
+    new_figure,
+    require_matplotlib,
+    sequential_colormap,
+    set_title,
+    style_chart,
+)
 from regard.tensors.convert import ArrayLike
 
 if TYPE_CHECKING:
@@ -32,27 +41,33 @@ def comparison(a: ComparisonSide, b: ComparisonSide, error_by_query: ArrayLike) 
     ['error of b by query', 'time', 'extra memory']
     """
     require_matplotlib()
-    from matplotlib.figure import Figure
-
+    names = a[0], b[0]
     maps = [(name, _first_map(name, weights)) for name, weights, _, _ in (a, b) if weights is not None]
     errors = checks.array(error_by_query, "error_by_query", dims=(1,))
-    figure = Figure(figsize=(3.4 * len(maps) + 6.2, 3.3), layout="constrained")
-    panels = figure.subplots(1, len(maps) + 3, width_ratios=[1.0] * len(maps) + [1.1, 0.45, 0.45], squeeze=False)[0]
-    max_weight = max((float(weights.max()) for _, weights in maps), default=1.0)
+    figure = new_figure(PAGE_WIDTH_IN, 4.6 if maps else 2.6)
+    parts: Any = figure.subfigures(2, 1, height_ratios=(1.15, 1)) if maps else [figure]
+    if maps:
+        _draw_maps(parts[0].subplots(1, 2, squeeze=False)[0], maps)
+    curve, times, memory = parts[-1].subplots(1, 3, width_ratios=(1.6, 1, 1))
+    curve.plot(np.arange(len(errors)), errors, color=CURVE_COLORS[1], linewidth=1.5)
+    curve.set(xlabel="query", ylabel="relative error", ylim=(0.0, None))
+    style_chart(curve)
+    set_title(curve, f"error of {b[0]} by query", 2.2)
+    _draw_bars(times, "time", names, [side[2] for side in (a, b)], format_seconds)
+    _draw_bars(memory, "extra memory", names, [side[3] for side in (a, b)], format_bytes)
+    return apply_style(figure)
+
+
+def _draw_maps(panels: Any, maps: list[tuple[str, Any]]) -> None:
+    """Draw the maps with one color scale; hide the panel of a mechanism without weights."""
+    max_weight = max(float(weights.max()) for _, weights in maps) or 1.0
     for axes, (name, weights) in zip(panels, maps, strict=False):
-        axes.imshow(
-            weights, cmap=SEQUENTIAL_COLORMAP, vmin=0.0, vmax=max_weight, interpolation="nearest", aspect="auto"
-        )
-        axes.set(title=f"weights of {name}", xlabel="key", ylabel="query", xticks=[], yticks=[])
-    curve, times, memory = panels[len(maps) :]
-    curve.plot(np.arange(len(errors)), errors, color=VISIBLE_COLOR, linewidth=1.0)
-    curve.set(title=f"error of {b[0]} by query", xlabel="query", ylabel="relative error", ylim=(0.0, None))
-    _bars(times, "time", (a[0], b[0]), [side[2] for side in (a, b)], format_seconds)
-    _bars(memory, "extra memory", (a[0], b[0]), [side[3] for side in (a, b)], format_bytes)
-    for axes in panels:
-        axes.title.set_fontsize(9)
-        axes.tick_params(labelsize=8)
-    return figure
+        image = axes.imshow(weights, cmap=sequential_colormap(), vmin=0.0, vmax=max_weight, interpolation="nearest")
+        axes.set(xlabel="key", ylabel="query")
+        set_title(axes, f"weights of {name}", 2.3)
+    axes.figure.colorbar(image, ax=list(panels), shrink=0.9, pad=0.02, label="weight").outline.set_visible(False)
+    for axes in panels[len(maps) :]:
+        axes.set_visible(False)
 
 
 def _first_map(name: str, weights: Any) -> Any:
@@ -63,13 +78,14 @@ def _first_map(name: str, weights: Any) -> Any:
     return values.reshape(-1, *values.shape[-2:])[0]
 
 
-def _bars(axes: "Axes", title: str, names: tuple[str, str], values: list[Any], format_value: Any) -> None:
+def _draw_bars(axes: "Axes", title: str, names: tuple[str, str], values: list[Any], format_value: Any) -> None:
     heights = [0.0 if value is None else float(value) for value in values]
-    axes.bar([0, 1], heights, color=[VISIBLE_COLOR, PARTIAL_COLOR], width=0.7)
+    axes.bar([0, 1], heights, color=CURVE_COLORS[:2], width=0.7)
     for n, value in enumerate(values):
         text = "unknown" if value is None else format_value(value)
-        axes.annotate(text, (n, heights[n]), ha="center", va="bottom", fontsize=7)
-    axes.set_xticks([0, 1], [name if len(name) <= 12 else f"{name[:11]}…" for name in names], rotation=30)
-    axes.set(title=title, yticks=[], ylim=(0.0, 1.15 * (max(heights) or 1.0)))
+        axes.annotate(text, (n, heights[n]), (0, 2), textcoords="offset points", ha="center", va="bottom")
+    axes.set_xticks([0, 1], [name if len(name) <= 9 else f"{name[:8]}…" for name in names])
+    axes.set(yticks=[], ylim=(0.0, 1.2 * (max(heights) or 1.0)), xlim=(-0.6, 1.6))
+    set_title(axes, title, 1.4)
     for spine in ("left", "top", "right"):
         axes.spines[spine].set_visible(False)

@@ -1,10 +1,10 @@
-"""Figures of equal panels, and colors for color-blind readers."""
+"""Figures of equal panels of cells."""
 
 import re
-import textwrap
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import ArgumentError, MissingDependencyError
+from regard.errors import ArgumentError
+from regard.plot.style import CELL_BORDER_COLOR, INK_COLOR, TEXT_SIZE_PT, new_figure, wrap_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,27 +14,9 @@ MAX_PANELS = 16
 MAX_PANEL_SIDE_IN = 10.0  # inches of one panel, to fit a page
 MAX_ROW_WIDTH_IN = 14.0  # inches of all panels of a row
 
-# Darker is more; the colors differ in lightness, so that a gray print shows them too.
-HIDDEN_COLOR, PARTIAL_COLOR, VISIBLE_COLOR = "#f1f1ee", "#86bfe2", "#0b4a78"
-NONFINITE_COLOR = "#d55e00"
-SEQUENTIAL_COLORMAP = "viridis"
-CELL_BORDER_COLOR = "#ffffff"
-
-
-def require_matplotlib() -> None:
-    """Raise `MissingDependencyError` if matplotlib is not installed."""
-    try:
-        import matplotlib.figure  # noqa: F401  # only checks that it can be imported
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"regard.plot needs matplotlib; got: {error}. Install it with pip install 'regard[plot]'."
-        ) from None
-
 
 def create_panels(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[list[Axes]]]":
     """Return an empty figure of rows x columns panels, each about width x height inches. Opens no window."""
-    from matplotlib.figure import Figure
-
     if rows * columns > MAX_PANELS:
         raise ArgumentError(
             f"a figure must have at most {MAX_PANELS} panels; got {rows} x {columns}. "
@@ -42,8 +24,7 @@ def create_panels(rows: int, columns: int, width: float, height: float) -> "tupl
         )
     margins = 1.0, 1.3  # axis labels and a color bar at the sides, labels and titles above and below
     size = columns * (width + margins[0]), rows * (height + margins[1])
-    figure = Figure(figsize=size, layout="compressed")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr,call-arg]  # the compressed layout has these parameters
+    figure = new_figure(*size, "compressed")
     return figure, figure.subplots(rows, columns, squeeze=False).tolist()
 
 
@@ -69,7 +50,6 @@ def draw_cells(
     axes.imshow(image, extent=extent, aspect=aspect, interpolation="nearest")  # type: ignore[arg-type]  # one of the allowed strings
     axes.set_xlim(-0.5, width - 0.5)
     axes.set_ylim(height - 0.5, -0.5)
-    axes.tick_params(length=2, labelsize=8)
     for spine in axes.spines.values():
         spine.set_visible(False)
     for axis, length in ((axes.xaxis, width), (axes.yaxis, height)):
@@ -90,15 +70,18 @@ def draw_cell_borders(axes: "Axes", rows: int, columns: int) -> None:
 
 def add_title(figure: "Figure", title: str) -> None:
     """Add a title over all panels. Long formulas are broken before `and` and `or`."""
-    max_chars = max(20, int(figure.get_figwidth() * 12))
+    max_width = max(2.4, figure.get_figwidth() - 0.3)
     lines = [""]
     for part in re.split(r" (?=(?:and|or) )", title):
-        if lines[-1] and len(lines[-1]) + 1 + len(part) > max_chars:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {part}".strip()
-    lines = [wrapped for line in lines for wrapped in textwrap.wrap(line, max_chars)]
+        joined = f"{lines[-1]} {part}".strip()
+        if lines[-1] and "\n" in wrap_text(joined, max_width, "bold"):
+            lines.append(part)
+        else:
+            lines[-1] = joined
+    lines = [wrapped for line in lines for wrapped in wrap_text(line, max_width, "bold").split("\n")]
     lines = lines if len(lines) <= 3 else [*lines[:2], "…"]
-    figure.suptitle("\n".join(lines), fontsize=10, parse_math=False)
+    style = dict(fontsize=TEXT_SIZE_PT, fontweight="bold", color=INK_COLOR, parse_math=False)
+    figure.suptitle("\n".join(lines), x=0.1 / figure.get_figwidth(), ha="left", **style)
 
 
 def fit_to_content(figure: "Figure") -> "Figure":
@@ -107,4 +90,6 @@ def fit_to_content(figure: "Figure") -> "Figure":
         figure.draw_without_rendering()
         box = figure.get_tightbbox()
         figure.set_size_inches(box.width + 0.2, box.height + 0.2)
+        if figure.get_suptitle():
+            figure._suptitle.set_x(0.1 / figure.get_figwidth())  # type: ignore[attr-defined]  # suptitle has no other getter
     return figure

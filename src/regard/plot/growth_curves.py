@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from regard import checks
 from regard.argument_types import check_types
 from regard.errors import ArgumentError
-from regard.plot.chart_panels import CURVE_COLORS
-from regard.plot.figure import require_matplotlib
+from regard.plot.direct_labels import label_ends
+from regard.plot.figure import add_title
+from regard.plot.style import CURVE_COLORS, PAGE_WIDTH_IN, apply_style, new_figure, require_matplotlib, style_chart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,31 +35,26 @@ def growth(
     _check_curves(seq_lens, curves)
     from math import log
 
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = new_figure(PAGE_WIDTH_IN, 3.6)
     axes = figure.subplots()
+    labels = []
     for n, (name, values) in enumerate(curves.items()):
         color = CURVE_COLORS[n % len(CURVE_COLORS)]
         exponent = log(values[-1] / values[-2]) / log(seq_lens[-1] / seq_lens[-2])
-        axes.plot(seq_lens, values, "o-", color=color, markersize=3, linewidth=1.4)
-        axes.annotate(
-            f"{name}, n^{exponent:.1f}", (seq_lens[-1], values[-1]), (5, 0), textcoords="offset points", fontsize=8,
-            color=color, va="center",
-        )  # fmt: skip
+        axes.plot(seq_lens, values, "o-", color=color, markersize=4, linewidth=1.8, clip_on=False)
+        labels.append((f"{name}, n^{exponent:.1f}", color, float(values[-1])))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(seq_lens, [f"{n:,}" for n in seq_lens], fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.set_xlabel("tokens", fontsize=9)
-    axes.set_ylabel(unit, fontsize=9)
-    axes.set_xlim(right=seq_lens[-1] * (seq_lens[-1] / seq_lens[0]) ** 0.35)
-    axes.grid(True, color="#e4e4e0", linewidth=0.6)
-    for spine in ("top", "right"):
-        axes.spines[spine].set_visible(False)
+    style_chart(axes)
+    axes.set_xticks(seq_lens, [f"{n:,}" for n in seq_lens])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("tokens")
+    axes.set_ylabel(unit)
     if title:
-        axes.set_title(title, fontsize=10)
-    return figure
+        add_title(figure, title)
+    axes.set_xlim(right=seq_lens[-1])
+    label_ends(axes, labels)
+    return apply_style(figure)
 
 
 def _check_curves(seq_lens: Sequence[int], curves: Mapping[str, Sequence[float]]) -> None:

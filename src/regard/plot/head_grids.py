@@ -8,13 +8,23 @@ import numpy as np
 from regard import checks
 from regard.argument_types import check_types
 from regard.errors import ArgumentError
-from regard.plot.figure import HIDDEN_COLOR, SEQUENTIAL_COLORMAP, fit_to_content, require_matplotlib
+from regard.plot.figure import add_title, fit_to_content
+from regard.plot.style import (
+    HIDDEN_COLOR,
+    PAGE_WIDTH_IN,
+    apply_style,
+    new_figure,
+    require_matplotlib,
+    sequential_colormap,
+    text_color_on,
+)
 from regard.tensors.convert import ArrayLike
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 THUMBNAIL_GAP = 0.06  # between small maps, as a fraction of their side
+HEAD_CELL_IN = 0.44, 0.3  # inches of a cell with its number
 
 
 @check_types
@@ -31,8 +41,6 @@ def heads(rows: Sequence[Mapping[str, object]], metric: str, *, title: str | Non
     'head'
     """
     require_matplotlib()
-    from matplotlib.figure import Figure
-
     if not len(rows) or metric not in rows[0]:
         known = ", ".join(rows[0]) if len(rows) else "nothing"
         raise ArgumentError(f"metric must be one of the columns: {known}; got {metric!r}.")
@@ -41,25 +49,23 @@ def heads(rows: Sequence[Mapping[str, object]], metric: str, *, title: str | Non
     grid = np.full((len(layers), len(head_indices)), np.nan)
     for row in checked_rows:
         grid[layers.index(row["layer"]), head_indices.index(row["head"])] = row[metric]
-    figure = Figure(figsize=(1.4 + 0.42 * len(head_indices), 1.2 + 0.34 * len(layers)), layout="constrained")
+    figure = new_figure(1.5 + HEAD_CELL_IN[0] * len(head_indices), 1.2 + HEAD_CELL_IN[1] * len(layers))
     axes = figure.subplots()
     axes.set_facecolor(HIDDEN_COLOR)
     maximum = float(np.nanmax(grid))
-    image = axes.imshow(
-        grid, cmap=SEQUENTIAL_COLORMAP, vmin=min(0.0, float(np.nanmin(grid))), vmax=maximum or 1.0, aspect="auto"
-    )
+    minimum = min(0.0, float(np.nanmin(grid)))
+    image = axes.imshow(grid, cmap=sequential_colormap(), vmin=minimum, vmax=maximum or 1.0, aspect="auto")
     for (i, j), value in np.ndenumerate(grid):
         if np.isfinite(value):
-            is_bright = value > 0.6 * maximum
             text = f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
-            axes.text(j, i, text, ha="center", va="center", fontsize=7, color="black" if is_bright else "white")
-    axes.set_xticks(range(len(head_indices)), [str(n) for n in head_indices], fontsize=8)
-    axes.set_yticks(range(len(layers)), [str(n) for n in layers], fontsize=8)
-    axes.set_xlabel("head", fontsize=9)
-    axes.set_ylabel("layer", fontsize=9)
-    axes.set_title(metric.replace("_", " ") if title is None else title, fontsize=10)
-    figure.colorbar(image, ax=axes, shrink=0.9).ax.tick_params(labelsize=8)
-    return fit_to_content(figure)
+            axes.text(j, i, text, ha="center", va="center", color=text_color_on(image.to_rgba(value)))
+    axes.set_xticks(range(len(head_indices)), [str(n) for n in head_indices])
+    axes.set_yticks(range(len(layers)), [str(n) for n in layers])
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    add_title(figure, metric.replace("_", " ") if title is None else title)
+    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02).outline.set_visible(False)
+    return fit_to_content(apply_style(figure))
 
 
 def _check_row(row: Mapping[str, object], metric: str) -> Mapping[str, Any]:
@@ -84,8 +90,6 @@ def head_maps(maps: ArrayLike, *, gamma: float = 0.5, title: str | None = None) 
     'layer'
     """
     require_matplotlib()
-    from matplotlib.figure import Figure
-
     checks.finite_number(gamma, "gamma", above=0, at_most=100)
     values = checks.array(maps, "maps")
     if values.ndim != 4 or 0 in values.shape:
@@ -97,20 +101,22 @@ def head_maps(maps: ArrayLike, *, gamma: float = 0.5, title: str | None = None) 
         head_map = values[layer, head]
         top, left = layer * (height + gap), head * (width + gap)
         image[top : top + height, left : left + width] = (head_map / (head_map.max() or 1.0)) ** gamma
-    figure = Figure(figsize=(min(14.0, 1.0 + 1.1 * num_heads), min(14.0, 0.9 + 1.1 * num_layers)), layout="constrained")
+    side = min(1.1, (PAGE_WIDTH_IN - 0.7) / num_heads)
+    figure = new_figure(0.7 + side * num_heads, min(14.0, 0.8 + side * num_layers * height / width))
     axes = figure.subplots()
-    axes.imshow(image, cmap=SEQUENTIAL_COLORMAP, vmin=0.0, vmax=1.0, interpolation="nearest")
+    axes.set_facecolor(HIDDEN_COLOR)  # the gaps between maps
+    axes.imshow(image, cmap=sequential_colormap(), vmin=0.0, vmax=1.0, interpolation="nearest")
     centers = [
         [n * (side + gap) + side / 2 for n in range(count)]
         for side, count in ((width, num_heads), (height, num_layers))
     ]
-    axes.set_xticks(centers[0], [str(n) for n in range(num_heads)], fontsize=8)
-    axes.set_yticks(centers[1], [str(n) for n in range(num_layers)], fontsize=8)
+    axes.set_xticks(centers[0], [str(n) for n in range(num_heads)])
+    axes.set_yticks(centers[1], [str(n) for n in range(num_layers)])
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_xlabel("head", fontsize=9)
-    axes.set_ylabel("layer", fontsize=9)
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
     if title is not None:
-        axes.set_title(title, fontsize=10)
-    return fit_to_content(figure)
+        add_title(figure, title)
+    return fit_to_content(apply_style(figure))

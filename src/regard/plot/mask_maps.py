@@ -11,16 +11,14 @@ from regard.errors import ArgumentError
 from regard.expr.closed_expr import QueryOffset
 from regard.expr.tile_coverage import TileCoverage
 from regard.mask import Mask, MaskLike, as_mask
-from regard.plot.figure import (
+from regard.plot.figure import add_title, create_panels, draw_cell_borders, draw_cells, fit_to_content, panel_size
+from regard.plot.style import (
     HIDDEN_COLOR,
+    LINE_COLOR,
     PARTIAL_COLOR,
+    TEXT_SIZE_PT,
     VISIBLE_COLOR,
-    add_title,
-    create_panels,
-    draw_cell_borders,
-    draw_cells,
-    fit_to_content,
-    panel_size,
+    apply_style,
     require_matplotlib,
 )
 
@@ -110,7 +108,7 @@ def _mask_figure(
     num_panels = batch_size * num_heads
     is_grid = min(batch_size, num_heads) > 1
     panel_rows, panel_columns = (batch_size, num_heads) if is_grid else (-(-num_panels // 4), min(4, num_panels))
-    side = 0.16 if max(rows, columns) <= 32 else 0.04
+    side = 0.16 if max(rows, columns) <= 32 else 0.035
     figure, panels = create_panels(panel_rows, panel_columns, *panel_size(rows, columns, side, panel_columns))
     all_axes = [axes for row in panels for axes in row]
     for axes, (b, h) in zip(all_axes, np.ndindex(batch_size, num_heads), strict=False):
@@ -118,14 +116,14 @@ def _mask_figure(
         if size == 1:
             draw_cell_borders(axes, rows, columns)
         names = [f"batch element {b}"] * (batch_size > 1) + [f"head {h}"] * (num_heads > 1)
-        axes.set_title(", ".join(names), fontsize=9)
-        axes.set_xlabel("key", fontsize=9)
-        axes.set_ylabel("query", fontsize=9)
+        axes.set_title(", ".join(names))
+        axes.set_xlabel("key")
+        axes.set_ylabel("query")
     for axes in all_axes[num_panels:]:
         axes.set_visible(False)
     add_title(figure, str(mask) if title is None else title)
     _legend(figure, levels, (min(size, lengths[0]), min(size, lengths[1])))
-    return fit_to_content(figure)
+    return fit_to_content(apply_style(figure))
 
 
 def _legend(figure: "Figure", levels: NDArray[np.int64], region: tuple[int, int]) -> None:
@@ -136,11 +134,13 @@ def _legend(figure: "Figure", levels: NDArray[np.int64], region: tuple[int, int]
     if region != (1, 1):
         entries.insert(1, (PARTIAL_COLOR, f"partial ({counts[1]:,})"))
     figure.legend(
-        handles=[Patch(facecolor=color, edgecolor="#9a9a9a", linewidth=0.5, label=label) for color, label in entries],
+        handles=[Patch(facecolor=color, edgecolor=LINE_COLOR, linewidth=0.5, label=label) for color, label in entries],
         title=None if region == (1, 1) else f"regions of {region[0]:,} x {region[1]:,} positions",
-        title_fontsize=8,
-        fontsize=8,
+        title_fontsize=TEXT_SIZE_PT,
+        fontsize=TEXT_SIZE_PT,
         ncols=len(entries),
+        columnspacing=1.2,
+        handlelength=1.2,
         loc="outside lower center",
         frameon=False,
     )

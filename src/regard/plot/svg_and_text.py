@@ -16,7 +16,7 @@ from regard.tensors.convert import ArrayLike
 
 CELL_PX, LETTER_PX = 18, 7  # pixels
 SHADES = " ░▒▓█"
-WEIGHT_RGB = (11, 74, 120)
+WEIGHT_RGB = (36, 86, 199)
 
 
 class Svg(str):

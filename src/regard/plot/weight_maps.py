@@ -12,17 +12,14 @@ from regard import checks
 from regard.argument_types import UNCHECKED, check_types
 from regard.errors import ArgumentError
 from regard.measure import PooledMap
-from regard.plot.figure import (
+from regard.plot.figure import add_title, create_panels, draw_cell_borders, draw_cells, fit_to_content, panel_size
+from regard.plot.style import (
     HIDDEN_COLOR,
     NONFINITE_COLOR,
-    SEQUENTIAL_COLORMAP,
-    add_title,
-    create_panels,
-    draw_cell_borders,
-    draw_cells,
-    fit_to_content,
-    panel_size,
+    apply_style,
     require_matplotlib,
+    sequential_colormap,
+    text_color_on,
 )
 from regard.tensors.convert import ArrayLike
 from regard.weights import AttentionWeights
@@ -39,7 +36,7 @@ TokenLabels: TypeAlias = Annotated[Sequence[str] | tuple[TickLabels, TickLabels]
 MAX_MAP_SIDE = 2048  # cells per side; a screen does not have more pixels
 MAX_NUMBERED_SIDE = 12  # cells per side; cells of smaller maps have their numbers
 MAX_LABEL_CHARACTERS = 14  # of a token
-LETTER_WIDTH_IN, LINE_HEIGHT_IN, NUMBER_WIDTH_IN = 0.1, 0.16, 0.28  # upper bounds, in inches
+LETTER_WIDTH_IN, LINE_HEIGHT_IN, NUMBER_WIDTH_IN = 0.12, 0.19, 0.38  # upper bounds, in inches
 
 
 class _MapPanel(NamedTuple):
@@ -70,7 +67,7 @@ def weights(
     titles: Sequence[str] | None = None,
     title: str | None = None,
 ) -> "Figure":
-    """Plot attention weights, with queries from top to bottom and keys from left to right. Brighter is more.
+    """Plot attention weights, with queries from top to bottom and keys from left to right. Darker is more.
 
     A weight of exactly 0, such as that of a masked pair, is left blank.
 
@@ -98,7 +95,7 @@ def weights(
     height, width = maps[0].values.shape
     labels = _labels(tokens, (height, width), cell)
     has_numbers = max(height, width) <= MAX_NUMBERED_SIDE and cell == (1, 1)
-    side = 0.46 if has_numbers else 0.2 if any(labels) else 0.03
+    side = 0.46 if has_numbers else 0.2 if any(labels) else 0.02
     rows, columns = _panel_grid_shape(len(maps), isinstance(weights, PooledMap))
     size = panel_size(height, width, side, columns)
     figure, panels = create_panels(rows, columns, *size)
@@ -107,7 +104,7 @@ def weights(
     _draw_maps(figure, [axes for row in panels for axes in row], maps, scale, style)
     if title is not None:
         add_title(figure, title)
-    return fit_to_content(figure)
+    return fit_to_content(apply_style(figure))
 
 
 def _map_panels(weights: Any, titles: Sequence[str] | None) -> tuple[list[_MapPanel], tuple[int, int]]:
@@ -205,13 +202,12 @@ def _panel_grid_shape(count: int, is_pooled: bool) -> tuple[int, int]:
 
 
 def _draw_maps(figure: "Figure", panels: "list[Axes]", maps: list[_MapPanel], scale: str, style: _MapStyle) -> None:
-    from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
 
     for color_group in sorted({m.color_group for m in maps}):
         group = [(axes, m) for axes, m in zip(panels, maps, strict=False) if m.color_group == color_group]
         norm = _color_norm([m.values for _, m in group], scale)
-        colors = ScalarMappable(norm, colormaps[SEQUENTIAL_COLORMAP])
+        colors = ScalarMappable(norm, sequential_colormap())
         for axes, m in group:
             image = colors.to_rgba(np.nan_to_num(m.values, posinf=norm.vmax, neginf=norm.vmin))
             draw_cells(axes, _blank_hidden_cells(image, m.values), style.cell_shape)
@@ -219,7 +215,6 @@ def _draw_maps(figure: "Figure", panels: "list[Axes]", maps: list[_MapPanel], sc
             if style.has_numbers:
                 _write_numbers(axes, m.values, image)
         bar = figure.colorbar(colors, ax=[axes for axes, _ in group], shrink=0.8, pad=0.02)
-        bar.ax.tick_params(labelsize=8)
         bar.outline.set_visible(False)
     for axes in panels[len(maps) :]:
         axes.set_visible(False)
@@ -246,19 +241,19 @@ def _blank_hidden_cells(image: Any, values: Array) -> Any:
 
 def _label_map(axes: "Axes", panel: _MapPanel, style: _MapStyle) -> None:
     """Set the title, the axis labels and the tokens of a panel."""
-    axes.set_title(panel.title, fontsize=9, parse_math=False)
-    axes.set_ylabel(_axis_name("query", style.cell_shape[0]), fontsize=9)
-    axes.set_xlabel(_axis_name("key", style.cell_shape[1]), fontsize=9)
+    axes.set_title(panel.title, parse_math=False)
+    axes.set_ylabel(_axis_name("query", style.cell_shape[0]))
+    axes.set_xlabel(_axis_name("key", style.cell_shape[1]))
     if style.cell_shape == (1, 1):
         draw_cell_borders(axes, *panel.values.shape)
     if style.queries is not None:
         positions = _labeled_positions(len(style.queries), style.cell_height_in)
-        axes.set_yticks(positions, [style.queries[n] for n in positions], fontsize=8, parse_math=False)
+        axes.set_yticks(positions, [style.queries[n] for n in positions], parse_math=False)
     if style.keys is not None:
         positions = _labeled_positions(len(style.keys), style.cell_width_in)
         is_horizontal = max(map(len, style.keys)) * LETTER_WIDTH_IN < style.cell_width_in
         texts = [style.keys[n] for n in positions]
-        axes.set_xticks(positions, texts, fontsize=8, rotation=0 if is_horizontal else 90, parse_math=False)
+        axes.set_xticks(positions, texts, rotation=0 if is_horizontal else 90, parse_math=False)
 
 
 def _axis_name(name: str, size: int) -> str:
@@ -273,7 +268,6 @@ def _labeled_positions(count: int, cell_size_in: float) -> list[int]:
 def _write_numbers(axes: "Axes", values: Array, image: Any) -> None:
     for (row, column), value in np.ndenumerate(values):
         if value != 0.0 and np.isfinite(value):
-            lightness = float(image[row, column, :3] @ [0.299, 0.587, 0.114])
-            color = "black" if lightness > 0.4 else "white"
-            text = axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=color)
+            color = text_color_on(image[row, column])
+            text = axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
             text.set_in_layout(False)  # it is inside its cell, and measuring it would be slow

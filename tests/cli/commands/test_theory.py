@@ -74,7 +74,7 @@ def test_results_have_claims_wrong_formulas_and_charts() -> None:
     assert all(f"holds  {claim['statement'][:40]}" in stdout for claim in values["claims"])
     assert all(f"wrong  {claim['statement'][:40]}" in stdout for claim in values["false_claims"])
     assert "All claims hold." in stdout
-    assert "A bump diffuses" in stdout and "└──" in stdout
+    assert "A bump follows the heat equation" in stdout and "└──" in stdout
     assert max(len(line) for line in stdout.splitlines()) < 80
 
 

@@ -17,7 +17,7 @@ from regard.errors import ArgumentError
 from regard.files.atomic import atomic_file
 from regard.files.json_values import to_json_value
 from regard.plot.chart_panels import ImagePanel
-from regard.plot.figure import require_matplotlib
+from regard.plot.style import require_matplotlib
 from regard.plot.terminal_charts import text_charts
 from regard.theory.experiment import Experiment, ProgressCallback
 from regard.theory.experiment_result import Claim, ExperimentResult

@@ -295,14 +295,16 @@ def _false_claims(data: dict[str, Tensor], lengths: Tensor, state_dim: int, valu
 
 def _panels(data: dict[str, Tensor], lengths: Tensor, state_dim: int, logit_margin: float) -> tuple[Panel, ...]:
     words = torch.tensor(WORD_LENGTHS, dtype=torch.float64)
+    kept = float(data["encoder_fraction"][-1])
+    lost, attended = float(data["least_squares_missed"][-1]), float(data["attention_missed"][-1])
     return (
         Panel(
-            "Missed fraction of the values",
+            f"A state of {state_dim} numbers misses {lost:.0%} of {int(lengths[-1])} values, attention {attended:.2%}",
             "tokens",
             "missed fraction",
             [
                 Series(
-                    "state, best linear readout",
+                    "state, best readout",
                     lengths,
                     data["least_squares_missed"],
                     "points",
@@ -320,24 +322,24 @@ def _panels(data: dict[str, Tensor], lengths: Tensor, state_dim: int, logit_marg
             log_x=True,
         ),
         Panel(
-            "Readout with the key",
+            f"Read with the key, the error is {float(data['key_readout_missed'][-1]):.0f} times the values",
             "tokens",
             "relative error",
             [
-                Series("sum of all keys (retention)", lengths, data["key_readout_missed"], "points", color_group="sum"),
+                Series("sum (retention)", lengths, data["key_readout_missed"], "points", color_group="sum"),
                 Series("(n - 1)/d", lengths, (lengths - 1) / state_dim, color_group="sum"),
-                Series("replacing (delta rule)", lengths, data["delta_rule_missed"], "points"),
+                Series("delta rule", lengths, data["delta_rule_missed"], "points"),
                 Series("attention over all", lengths, data["attention_missed"], "points"),
             ],
             log_x=True,
             log_y=True,
         ),
         Panel(
-            f"A recurrent encoder of width {state_dim}",
+            f"A recurrent state of {state_dim} numbers keeps {kept:.0%} of {WORD_LENGTHS[-1]} letters",
             "letters of a word",
-            "fraction of its features",
+            "fraction of features",
             [
-                Series("read from the last state", words, data["encoder_fraction"], "points"),
+                Series("read from the state", words, data["encoder_fraction"], "points"),
                 Series("at most d / n(A - 1)", words, _readable_fraction(words, state_dim)),
             ],
             log_x=True,

@@ -214,19 +214,22 @@ def _plotted_layers(num_tokens: int) -> dict[str, Any]:
 
 
 def _panels(maps: dict[str, Tensor], num_tokens: int, embed_dim: int) -> tuple[Panel | ImagePanel, ...]:
-    titles = {"right": "A causal layer", "off by one": "A mask that is off by one", "one pair": "A leak of one pair"}
+    titles = {
+        "right": "A causal layer: no leak",
+        "off by one": "A mask off by one leaks the next token",
+        "one pair": "A leak of one pair is one cell",
+    }
     # on a logarithmic scale small leaks are visible too
     sizes = {name: changes.clamp(min=1e-16).log10() for name, changes in maps.items()}
-    images = [
-        ImagePanel(titles[name], "input that changes", "output (log10 of its change)", sizes[name]) for name in sizes
-    ]
+    images = [ImagePanel(titles[name], "input that changes", "output (log₁₀ change)", sizes[name]) for name in sizes]
     lengths = list(range(max(2, num_tokens - 4), num_tokens + 5))
     bug = buggy_layers.causal_leaks(num_tokens)["only at one length"]
     errors = [check_causality(bug, embed_dim, lengths=(n,)).max_error for n in lengths]
+    leaking = [n for n, error in zip(lengths, errors, strict=True) if error > 1e-6]
     curve = Panel(
-        "A leak at one length",
+        f"A leak that only exists at {' and '.join(map(str, leaking)) or 'no'} tokens",
         "tokens",
-        "relative change of an earlier output",
-        [Series("computed", lengths, errors, "points")],
+        "change of an earlier output",
+        [Series("", lengths, errors, "points")],
     )
     return (*images, curve)

@@ -308,22 +308,29 @@ def _panels(
 ) -> tuple[Panel | ImagePanel, ...]:
     times = torch.linspace(0, time, NUM_STEPS + 1)
     norms = [fraction * max_norm for fraction in NORM_FRACTIONS]
-    skew = {name: (j - j.mT) / 2 for name, j in jacobians.items()}
+    skew = (jacobians["softmax"] - jacobians["softmax"].mT) / 2
+    asymmetry = max(asymmetries["softmax"])
     return (
         Panel(
-            "Asymmetry of the Jacobian",
+            f"Only softmax is no gradient flow: its Jacobian is asymmetric by up to {asymmetry:.0%}",
             "largest norm of a token",
-            "|J - Jᵀ| / |J|",
+            "asymmetry |J - Jᵀ| / |J|",
             [Series(name, norms, [max(y, 1e-18) for y in values], "points") for name, values in asymmetries.items()],
             log_y=True,
         ),
         Panel(
-            "Energy along the trajectory",
+            "The energy falls along every trajectory",
             "time",
-            "F - F at the end",
+            "energy F - F at the end",
             [Series(name, times, e - e[-1]) for name, e in energies.items()],
         ),
-        ImagePanel("Softmax: (J - Jᵀ) / 2", "coordinate", "velocity of coordinate", skew["softmax"], signed=True),
+        ImagePanel(
+            f"Softmax: (J - Jᵀ) / 2 has entries up to {float(skew.max()):.2f}",
+            "coordinate",
+            "velocity of coordinate",
+            skew,
+            signed=True,
+        ),
     )
 
 

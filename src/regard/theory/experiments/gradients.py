@@ -18,6 +18,7 @@ from regard import mask, normalizer, score
 from regard.attention import attention, attention_with_weights
 from regard.nn import BlockConfig, Encoder
 from regard.plot.chart_panels import ImagePanel, Panel, Series
+from regard.plot.style import power_of_ten
 from regard.theory.analysis import attention_gradients
 from regard.theory.experiment import ProgressCallback, check_settings
 from regard.theory.experiment_result import Claim, ExperimentResult
@@ -243,32 +244,38 @@ def _false_claims(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Claim, ..
 def _panels(
     a: Tensor, r: Tensor, jacobian_norms: dict[str, Tensor], paths: dict[str, list[GradientPath]]
 ) -> tuple[Panel | ImagePanel, ...]:
+    totals = {
+        gradient: torch.stack([getattr(path, gradient).norm() for path in paths["first"]]).mean()
+        for gradient in ("skip_gradient", "branch_gradient")
+    }
+    share = float(totals["skip_gradient"] / totals["branch_gradient"])
+    smallest, factor = float(jacobian_norms["frobenius"][-1]), float(jacobian_norms["factors"][-1])
     curves = []
     for name, stack_paths in paths.items():
         for gradient, label, style in (
-            ("skip_gradient", "skips the branch", "line"),
-            ("branch_gradient", "through the branch", "points"),
+            ("skip_gradient", "skip", "line"),
+            ("branch_gradient", "branch", "points"),
         ):
             norms = [float(getattr(path, gradient).norm()) for path in stack_paths]
-            curves.append(Series(f"norm {name}, {label}", range(1, len(norms) + 1), norms, style, color_group=name))  # type: ignore[arg-type]  # one of the styles
+            curves.append(Series(f"norm {name}: {label}", range(1, len(norms) + 1), norms, style))  # type: ignore[arg-type]  # one of the styles
     return (
-        ImagePanel("Attention A, causal", "key", "query", a),
-        ImagePanel("Reversed Attention R", "key", "query", r, signed=True),
+        ImagePanel("Attention A: rows sum to 1", "key", "query", a),
+        ImagePanel("Reversed Attention R: rows sum to 0", "key", "query", r, signed=True),
         Panel(
-            "Jacobian of softmax for scaled scores",
-            "factor",
-            "norm",
+            f"Scores {factor:.0f} times as large leave a Jacobian of {power_of_ten(smallest)}",
+            "factor of the scores",
+            "norm of the Jacobian",
             [
                 Series("largest eigenvalue", jacobian_norms["factors"], jacobian_norms["largest"]),
                 Series("Frobenius norm", jacobian_norms["factors"], jacobian_norms["frobenius"]),
-                Series("bound of the eigenvalue, 1/2", jacobian_norms["factors"][[0, -1]], [0.5, 0.5], "dashed"),
+                Series("bound 1/2", jacobian_norms["factors"][[0, -1]], [0.5, 0.5], "dashed"),
             ],
             log_x=True,
             log_y=True,
         ),
         Panel(
-            "Gradient paths in a stack",
-            "branch, from the input (attention, feed-forward, ...)",
+            f"Skip connections carry {share:.1f} times the gradient of the branches, with norm first",
+            "branch, from the input on",
             "norm of the gradient",
             curves,
             log_y=True,

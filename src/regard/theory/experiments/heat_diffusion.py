@@ -23,6 +23,7 @@ from torch import Tensor
 from regard import score
 from regard.attention import attention, attention_with_weights
 from regard.plot.chart_panels import Panel, PointAnimation, Series
+from regard.plot.style import power_of_ten
 from regard.theory.analysis.diffusion_limits import (
     ExtrapolatedLimit,
     extrapolate_limits,
@@ -276,7 +277,12 @@ def _panels(
     bump: dict[str, Tensor],
     sigma: float,
 ) -> tuple[Panel, ...]:
+    bump_error = float((bump["bump_actual"] - bump["bump_expected"]).abs().max())
+    reach = float((means["softmax"] - means["x"]).abs().max() / (means["sinkhorn"] - means["x"]).abs().max())
     middle = len(graph["a"]) // 2
+    tails = float(
+        (graph["poisson_mixture"][middle] / graph["wide_attention_row"])[graph["wide_attention_row"] > 1e-12].max()
+    )
     is_positive = graph["wide_attention_row"] > 1e-12
     near = bump["positions"].abs() < 2.5 * math.sqrt(BUMP_STD**2 + NUM_TIME_STEPS * sigma**2)
     x, names = limit_positions(), {"drift": "Δf + 2⟨∇log p, ∇f⟩", "plain": "α = 1: Δf"}
@@ -284,7 +290,9 @@ def _panels(
         series
         for name, value in limits.items()
         for series in (
-            Series(f"computed, {name}", x, value.estimate, "points", color_group=name),
+            Series(
+                {"drift": "with the density", "plain": "without"}[name], x, value.estimate, "points", color_group=name
+            ),
             Series(names[name], x, value.exact, color_group=name),
         )
     ]
@@ -299,14 +307,24 @@ def _panels(
                 "points",
                 color_group=str(step),
             ),
-            Series("heat equation", bump["positions"][near], bump["bump_expected"][step][near], color_group=str(step)),
+            Series(
+                "",
+                bump["positions"][near],
+                bump["bump_expected"][step][near],
+                color_group=str(step),
+            ),
         )
     ]
     return (
-        Panel("A bump diffuses", "x", "height", bump_series),
         Panel(
-            "Shift of a point among keys N(0, s²)",
-            "x",
+            f"A bump follows the heat equation (lines) to {power_of_ten(bump_error)}",
+            "position x",
+            "height",
+            bump_series,
+        ),
+        Panel(
+            f"Softmax moves points up to {reach:.1f} times as far as Sinkhorn",
+            "position x among keys N(0, s²)",
             "output - x",
             [
                 Series(
@@ -327,15 +345,20 @@ def _panels(
                 Series("x c / s² - x", means["x"], means["sinkhorn_exact"] - means["x"], color_group="sinkhorn"),
             ],
         ),
-        Panel("Small steps between two wells: f = sin 2x", "x", "(Pf - f) / (σ²/2)", limit_series),
         Panel(
-            "Two kernels of equal variance",
-            "x",
+            "The density adds a drift to small steps, except for α = 1",
+            "position x, f = sin 2x",
+            "(Pf - f) / (σ²/2)",
+            limit_series,
+        ),
+        Panel(
+            f"At equal variance, the graph has up to {power_of_ten(tails)} times the weight in its tails",
+            "position x",
             "weight",
             [
                 Series("Gaussian attention", graph["positions"][is_positive], graph["wide_attention_row"][is_positive]),
                 Series(
-                    "exact kernel of the graph",
+                    "kernel of the graph",
                     graph["positions"][is_positive],
                     graph["poisson_mixture"][middle][is_positive],
                 ),

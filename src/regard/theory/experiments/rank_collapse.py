@@ -293,34 +293,38 @@ def _panels(
     bounds = torch.tensor([tanh_bound(float(size), stack[0]) for size in sizes])
     floor = float(data["with_skip"][0]) * ((1 - value_norm) / (1 + value_norm)) ** depth
     floor = floor[floor > 1e-9]
+    num_layers, is_collapsed = len(depth) - 1, data["attention_only"] < 1e-6
+    collapse = f"after {int(is_collapsed.int().argmax())} layers" if is_collapsed.any() else "slowly"
+    slope = math.log(data["one_layer_diameter"][1] / data["one_layer_diameter"][0]) / math.log(sizes[1] / sizes[0])
+    kept = float(data["with_skip"][-1] / data["with_skip"][0])
     return (
         Panel(
-            "Relative diameter of the tokens",
+            f"Attention alone collapses {collapse}; skip connections keep tokens apart",
             "layers",
-            "diameter / largest norm",
+            "diameter of the tokens",
             [Series(label, depth, data[name].clamp(min=1e-17), "points") for name, label in names.items()],
             log_y=True,
         ),
         Panel(
-            "One layer of attention alone",
+            f"One layer of attention shrinks a small diameter to its power {slope:.1f}",
             "diameter before",
             "diameter after",
             [
                 Series("computed", sizes, data["one_layer_diameter"], "points"),
                 Series("bound", sizes, bounds),
-                Series("cubic", sizes, bounds[0] * (sizes / sizes[0]) ** 3, "dashed"),
+                Series("diameter cubed", sizes, bounds[0] * (sizes / sizes[0]) ** 3, "dashed"),
             ],
             log_x=True,
             log_y=True,
         ),
         Panel(
-            "With skip connections",
+            f"With skip connections {kept:.0%} of the diameter is left after {num_layers} layers",
             "layers",
-            "diameter / largest norm",
+            "diameter of the tokens",
             [
                 Series("with skip connections", depth, data["with_skip"], "points"),
                 Series("blocks of regard.nn", depth, data["blocks"], "points"),
-                Series("skip connections, uniform weights", depth, data["uniform_with_skip"], "points"),
+                Series("uniform weights", depth, data["uniform_with_skip"], "points"),
                 Series("lower bound", depth[: len(floor)], floor),
             ],
             log_y=True,

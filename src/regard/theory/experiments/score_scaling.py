@@ -270,18 +270,18 @@ def _false_claims(
 def _panels(data: dict[str, Tensor], head_dims: Tensor, correlation: float, num_keys: int) -> tuple[Panel, ...]:
     plot_dims = data["plot_head_dims"]
     ends, angle = head_dims[[0, -1]], torch.linspace(0, 180, NUM_ANGLES)
+    scaled, plain = float(data["entropy_scaled"][-1]), float(data["entropy"][-1])
+    shrinkage = float((data["jacobian_median"][0] / data["jacobian_median"][-1]).sqrt())
     typical = math.sqrt(2) * torch.exp2(-plot_dims.sqrt() / math.sqrt(2 * math.log(num_keys)))
     return (
         Panel(
-            "The variance of dot products grows with d",
-            "d",
+            "The variance of dot products grows with d, and faster for correlated coordinates",
+            "dimension d",
             "variance of q·k",
             [
-                Series("computed, independent", head_dims, data["variance"], "points", color_group="independent"),
+                Series("independent", head_dims, data["variance"], "points", color_group="independent"),
                 Series("d", plot_dims, plot_dims, color_group="independent"),
-                Series(
-                    "computed, correlated", head_dims, data["variance_correlated"], "points", color_group="correlated"
-                ),
+                Series("correlated", head_dims, data["variance_correlated"], "points", color_group="correlated"),
                 Series(
                     "d + d(d - 1)ρ²", plot_dims, _correlated_variance(plot_dims, correlation), color_group="correlated"
                 ),
@@ -290,44 +290,42 @@ def _panels(data: dict[str, Tensor], head_dims: Tensor, correlation: float, num_
             log_y=True,
         ),
         Panel(
-            f"Entropy of softmax over {num_keys} keys",
-            "d",
-            "nats",
+            f"With the scale, entropy stays at {scaled:.1f} nats; without, it falls to {plain:.1f}",
+            "dimension d",
+            f"entropy over {num_keys} keys (nats)",
             [
-                Series("computed, scaled by 1/√d", head_dims, data["entropy_scaled"], "points", color_group="scaled"),
-                Series("exact, near log n - 1/2", ends, data["entropy_scaled_exact"][[0, -1]], color_group="scaled"),
-                Series("computed, not scaled", head_dims, data["entropy"], "points", color_group="plain"),
-                Series("exact", plot_dims, data["entropy_line"], color_group="plain"),
-                Series("uniform weights: log n", ends, torch.full((2,), math.log(num_keys)), "dashed"),
+                Series("scaled by 1/√d", head_dims, data["entropy_scaled"], "points", color_group="scaled"),
+                Series("near log n - 1/2", ends, data["entropy_scaled_exact"][[0, -1]], color_group="scaled"),
+                Series("not scaled", head_dims, data["entropy"], "points", color_group="plain"),
+                Series("exact value", plot_dims, data["entropy_line"], color_group="plain"),
+                Series("uniform: log n", ends, torch.full((2,), math.log(num_keys)), "dashed"),
             ],
             log_x=True,
         ),
         Panel(
-            "Size of the Jacobian of softmax",
-            "d",
-            "Frobenius norm",
+            f"Without the scale, the Jacobian of most queries shrinks {shrinkage:.0f}-fold",
+            "dimension d",
+            "norm of the Jacobian",
             [
+                Series("scaled, mean", head_dims, data["jacobian_scaled"].sqrt(), "points", color_group="scaled"),
+                Series("near √(e/n)", ends, data["jacobian_scaled_exact"][[0, -1]].sqrt(), color_group="scaled"),
+                Series("not scaled, mean", head_dims, data["jacobian"].sqrt(), "points", color_group="plain"),
+                Series("exact value", plot_dims, data["jacobian_line"].sqrt(), color_group="plain"),
                 Series(
-                    "scaled, mean square", head_dims, data["jacobian_scaled"].sqrt(), "points", color_group="scaled"
-                ),
-                Series("exact, near √(e/n)", ends, data["jacobian_scaled_exact"][[0, -1]].sqrt(), color_group="scaled"),
-                Series("not scaled, mean square", head_dims, data["jacobian"].sqrt(), "points", color_group="plain"),
-                Series("exact", plot_dims, data["jacobian_line"].sqrt(), color_group="plain"),
-                Series(
-                    "not scaled, median query",
+                    "not scaled, median",
                     head_dims,
                     data["jacobian_median"].sqrt(),
                     "points",
                     color_group="typical",
                 ),
-                Series("about √2 · 2^(-√(d / 2 log n))", plot_dims, typical, "dashed", color_group="typical"),
+                Series("estimate", plot_dims, typical, "dashed", color_group="typical"),
             ],
             log_x=True,
             log_y=True,
         ),
         Panel(
             "Angles approach 90° as d grows",
-            "d",
+            "dimension d",
             "root mean square of cos θ",
             [
                 Series("computed", head_dims, data["mean_squared_cosine"].sqrt(), "points", color_group="cosines"),
@@ -337,12 +335,12 @@ def _panels(data: dict[str, Tensor], head_dims: Tensor, correlation: float, num_
             log_y=True,
         ),
         Panel(
-            "Weight of a key by its angle",
-            "degrees from the query",
+            "Keys at every angle have a positive weight",
+            "angle to the query (degrees)",
             "weight",
             [
                 Series("computed", angle, data["weights_by_angle"], "points", color_group="weight"),
-                Series("exp(|q||k| cos θ / √d) / sum", angle, _expected_weights_by_angle(), color_group="weight"),
+                Series("exp(|q||k| cos θ / √d), normalized", angle, _expected_weights_by_angle(), color_group="weight"),
             ],
             log_y=True,
         ),

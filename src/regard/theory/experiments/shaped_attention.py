@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.plot.chart_panels import Panel, Series
+from regard.plot.style import power_of_ten
 from regard.theory.analysis.shaped_sde import (
     ShapedNet,
     diffusion,
@@ -220,36 +221,46 @@ def _panels(net: ShapedNet, v: Tensor, data: dict[str, Tensor]) -> tuple[Panel, 
     shaped, equation, plain = (data[name] for name in ("correlation", "correlation_by_equation", "correlation_plain"))
     layers, plain_layers = torch.arange(len(shaped)), torch.arange(len(plain))
     ends = torch.stack([diffusion(net, v).min(), diffusion(net, v).max()])
+    error = float((data["diffusion"] - diffusion(net, v)).abs().max())
+    mean, spread = float(shaped[-1].mean()), float(shaped[-1].std())
+    distance = power_of_ten(1 - float(plain[-1].mean()))
     decay = (1 - plain[0].mean()) * (1 - net.gamma_sq) ** plain_layers
     return (
         Panel(
-            "Diffusion, entry by entry",
+            f"Estimated and exact entries of the diffusion differ by at most {error:.2f}",
             "Σ by the formula",
             "estimated covariance",
             [
-                Series("computed", diffusion(net, v).flatten(), data["diffusion"].flatten(), "points"),
+                Series("estimated from layers", diffusion(net, v).flatten(), data["diffusion"].flatten(), "points"),
                 Series("equal", ends, ends),
             ],
         ),
         Panel(
-            "Shaped: correlations over nets",
-            f"layers, width {net.embed_dim}",
+            f"Shaped: after {len(shaped) - 1} layers the correlation is {mean:.2f} ± {spread:.2f}",
+            f"layers of width {net.embed_dim}",
             "correlation of tokens",
             [
-                Series("mean", layers[::4], shaped.mean(-1)[::4], "points", color_group="mean"),
-                Series("mean by the equation", layers, equation.mean(-1), color_group="mean"),
-                Series("standard deviation", layers[::4], shaped.std(-1)[::4], "points", color_group="spread"),
-                Series("the same by the equation", layers, equation.std(-1), color_group="spread"),
+                Series(
+                    f"mean ± deviation of {shaped.shape[1]} nets",
+                    layers[::4],
+                    shaped.mean(-1)[::4],
+                    "points",
+                    color_group="mean",
+                    spread=shaped.std(-1)[::4],
+                ),
+                Series("mean by the equation", layers, equation.mean(-1), color_group="equation"),
+                Series("± deviation", layers, equation.mean(-1) + equation.std(-1), "dashed", color_group="equation"),
+                Series("", layers, equation.mean(-1) - equation.std(-1), "dashed", color_group="equation"),
             ],
         ),
         Panel(
-            "Distance from collapse",
+            f"Plain attention is {distance} from collapse after {len(plain) - 1} layers",
             "layers",
-            "1 - correlation",
+            "distance 1 - correlation",
             [
-                Series("plain", plain_layers, (1 - plain.mean(-1)).clamp(min=1e-16), "points", color_group="plain"),
+                Series("plain", plain_layers[::2], (1 - plain.mean(-1)[::2]).clamp(min=1e-16), "points", "plain"),
                 Series("λ² per layer", plain_layers, decay, color_group="plain"),
-                Series("shaped", layers, 1 - shaped.mean(-1)),
+                Series("shaped", layers, 1 - shaped.mean(-1), spread=shaped.std(-1)),
             ],
             log_y=True,
         ),

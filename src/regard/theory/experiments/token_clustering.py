@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard.plot.chart_panels import ImagePanel, Panel, PointAnimation, Series
+from regard.plot.style import power_of_ten
 from regard.theory.analysis.token_dynamics import (
     cluster_labels,
     interaction_energy,
@@ -236,14 +237,19 @@ def _panels(
     time: float,
     beta: float,
 ) -> tuple[Panel | ImagePanel, ...]:
+    error = float((softmax.product_range[0] - softmax.gamma).abs().max())
+    left = int(data["num_clusters"][-1]), int(data["num_clusters_at_beta_one"][-1])
+    low, high = float(data["energy"][0]), float(data["energy"][-1])
+    lifetimes = float(merges.merge_times[-1] / merges.merge_times[0])
+    num_leaders = int((data["line_weights"].amax(0) > 0.5).sum())
     frame_times = torch.linspace(0, time, NUM_FRAMES + 1)
     fraction = torch.linspace(0, 1, 400, dtype=torch.float64)
     exponential = hemisphere.max_gap[32] * torch.exp(-2 * (hemisphere.times - hemisphere.times[32]))
     return (
         Panel(
-            "Orthonormal tokens",
-            "time, until products are 0.95",
-            "inner product of two tokens",
+            f"Orthonormal tokens follow their equation to {power_of_ten(error)}",
+            "time (1: products are 0.95)",
+            "inner product of tokens",
             [
                 Series(
                     "softmax",
@@ -263,11 +269,11 @@ def _panels(
                 Series(
                     "its equation", unnormalized.times / unnormalized.times[-1], unnormalized.gamma, color_group="raw"
                 ),
-                Series("1 - exp(-2t), wrong", fraction, 1 - torch.exp(-2 * fraction * softmax.times[-1]), "dashed"),
+                Series("wrong: 1 - exp(-2t)", fraction, 1 - torch.exp(-2 * fraction * softmax.times[-1]), "dashed"),
             ],
         ),
         Panel(
-            "Clusters from a random start",
+            f"From a random start, {left[0]} clusters are left at β = {beta:g} and {left[1]} at β = 1",
             "time",
             "clusters",
             [
@@ -275,11 +281,16 @@ def _panels(
                 Series("β = 1", frame_times, data["num_clusters_at_beta_one"]),
             ],
         ),
-        Panel("Energy from a random start", "time", "E", [Series("", frame_times, data["energy"])]),
         Panel(
-            "Lifetime of two clusters",
-            "β",
-            "time from a right angle to 60°",
+            f"The energy rises from {low:.3g} to {high:.3g}",
+            "time",
+            "energy E",
+            [Series("", frame_times, data["energy"])],
+        ),
+        Panel(
+            f"Two clusters live {lifetimes:.0f} times as long at β = {MERGE_BETAS[-1]:g} as at β = {MERGE_BETAS[0]:g}",
+            "sharpness β",
+            "time from 90° to 60°",
             [
                 Series("the equation", MERGE_BETAS, merges.merge_times),
                 Series("exp(β) / 2β", MERGE_BETAS, [math.exp(b) / 2 / b for b in MERGE_BETAS], "dashed"),
@@ -287,14 +298,19 @@ def _panels(
             log_y=True,
         ),
         Panel(
-            "In a hemisphere",
+            "In a hemisphere all tokens merge at the rate exp(-2t)",
             "time",
             "largest 1 - γ",
             [
-                Series("computed", hemisphere.times, hemisphere.max_gap, "points"),
+                Series("computed", hemisphere.times[::6], hemisphere.max_gap[::6], "points"),
                 Series("exp(-2t)", hemisphere.times, exponential),
             ],
             log_y=True,
         ),
-        ImagePanel("On a line: weights after a time of 10", "attends to token", "token", data["line_weights"]),
+        ImagePanel(
+            f"On a line, tokens end up attending to {num_leaders} of them",
+            "key token",
+            "query token",
+            data["line_weights"],
+        ),
     )

@@ -91,7 +91,7 @@ export function contrastingTextColor(ramp, fraction) {
 
 /** Curve colors that color-blind readers can distinguish, and that also differ in lightness. */
 const CURVE_COLORS = {
-  light: ["#0b4a78", "#b36b00", "#00795a", "#b1548a", "#2b8cbf", "#b84600", "#6d6d6d", "#101010"],
+  light: ["#2456c7", "#c05c12", "#06452f", "#8f3f80", "#787d87", "#1b1d22", "#3f8fbf", "#8a7a10"],
   dark: ["#8db4ff", "#ffc457", "#45cfa2", "#eaa3c8", "#7fd0f7", "#ff9460", "#b9b9b9", "#f2f2f2"],
 };
 
