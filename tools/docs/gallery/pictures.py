@@ -7,7 +7,7 @@ from base64 import b64encode
 import numpy as np
 from torch import Tensor
 
-from regard.plot.figure import PARTIAL_COLOR, VISIBLE_COLOR
+from regard.plot.style import PARTIAL_COLOR, VISIBLE_COLOR
 
 ZERO_COLOR = "#f6f5f1"
 POSITIVE_COLORS = "#dce9f3", PARTIAL_COLOR, VISIBLE_COLOR, "#062b47"
