@@ -352,7 +352,7 @@ plot.charts(
 #
 # This is one task, one layer, two seeds, and no tuning. A study would also try learned slopes for ALiBi. It would
 # find that this score is known: with one more parameter it is the logarithmic variant of KERPLE (Chi et al., 2022).
-# Look for your idea in [the list of mechanisms](../mechanisms.md) and in the literature first.
+# Look for your idea in [the list of mechanisms](../gallery/index.md) and in the literature first.
 #
 # ## What did it learn?
 
