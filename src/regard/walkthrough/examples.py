@@ -1,7 +1,7 @@
 """Two published attention examples, with their inputs, the published values, and corrections.
 
-The numbers of the first example are right up to rounding, but its text omits a step. The numbers of the second are
-wrong from its first step on.
+The first is from "Idea/Concept", a note of the theme "Attention Mechanism". Its numbers are right up to rounding, but
+its text omits a step. The second is from "Mathematics". Its numbers are wrong from the first step on.
 """
 
 from dataclasses import dataclass
