@@ -16,10 +16,10 @@ from playwright.sync_api import Page, sync_playwright
 
 from regard.mechanisms import catalog
 from regard.mechanisms.gallery_page import anchor
-from regard.mechanisms.weight_matrices import weight_matrix
+from regard.mechanisms.weight_matrices import COLOR_LEVELS, color_levels, weight_matrix
 from tests.docs import guide_page
 from tools.docs.gallery import page as gallery
-from tools.docs.gallery.pictures import PALETTE, STEPS, color_indices, picture_uri
+from tools.docs.gallery.pictures import PALETTE, picture_uri
 from tools.docs.guide import page as guide
 
 ROOT = Path(__file__).parents[2]
@@ -57,13 +57,13 @@ def test_filters_agree_with_the_catalog(cards: dict[str, tuple[str, str]]) -> No
 
 def test_a_picture_has_the_colors_of_the_weights() -> None:
     weights = torch.tensor([[0.0, 1.0, 4.0], [-1.0, 0.25, 1e-9]])
-    indices = color_indices(weights)
-    assert indices.tolist() == [[0, STEPS, STEPS], [2 * STEPS, 1 + (STEPS - 1) // 2, 1]]
+    indices = color_levels(weights)
+    assert indices.tolist() == [[0, COLOR_LEVELS, COLOR_LEVELS], [2 * COLOR_LEVELS, 1 + (COLOR_LEVELS - 1) // 2, 1]]
     data = b64decode(picture_uri(weights).partition(",")[2])
     assert struct.unpack(">2I", data[16:24]) == (3, 2)
     pixels = zlib.decompress(data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8])
     assert np.frombuffer(pixels, np.uint8).reshape(2, 4)[:, 1:].tolist() == indices.tolist()
-    assert len(PALETTE) == 2 * STEPS + 1 and PALETTE.min(axis=1)[[1, STEPS]].tolist() == [220, 6]
+    assert len(PALETTE) == 2 * COLOR_LEVELS + 1 and PALETTE.min(axis=1)[[1, COLOR_LEVELS]].tolist() == [220, 6]
 
 
 def test_complexities_have_powers_and_indices() -> None:
