@@ -66,6 +66,14 @@ def test_a_picture_has_the_colors_of_the_weights() -> None:
     assert len(PALETTE) == 2 * COLOR_LEVELS + 1 and PALETTE.min(axis=1)[[1, COLOR_LEVELS]].tolist() == [220, 6]
 
 
+def test_the_parts_of_a_long_formula_are_below_each_other() -> None:
+    assert gallery.formula(CATALOG.find("Shaw")).count(r" \\ ") == 1
+    assert gallery.formula(CATALOG.find("strided")) == CATALOG.find("strided").formula
+    assert gallery.formula(CATALOG.find("Routing")).count(r" \\ ") == 2
+    for m in CATALOG:
+        assert len(gallery.formula(m)) <= gallery.MAX_NARROW_FORMULA or r",\quad" not in gallery.formula(m)
+
+
 def test_complexities_have_powers_and_indices() -> None:
     assert gallery.complexity_html("n^1.5 d_a") == "n<sup>1.5</sup> d<sub>a</sub>"
     assert gallery.complexity_html("n^(1 + 1/D) d, D axes") == "n<sup>(1 + 1/D)</sup> d, D axes"

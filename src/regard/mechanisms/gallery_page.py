@@ -42,7 +42,8 @@ the identity matrix as values. Its output is linear in the values, so this outpu
 - **Exact**: regard computes the definition of the paper, up to rounding. The definition need not be softmax
   attention: linear attention is a different function of q, k and v.
 - **Approximate**: the mechanism replaces softmax attention by something cheaper, and its result differs. regard
-  computes the paper's method. The error depends on the input and on the sizes; the card says where it vanishes.
+  computes the paper's method. The error depends on the input and on the sizes. The card says where the error vanishes,
+  or how it falls.
 - **Causal**: there is a form in which later tokens have no effect on earlier outputs, for language models.
   Block-sparse attention by scores, Reformer and the Routing Transformer have an option `causal` but not this
   property: later keys get no weight, but later tokens take part in the choice of blocks, buckets or clusters.
