@@ -34,8 +34,10 @@ and its query and key are the vector of the topic plus noise. Tokens of one topi
 ```
 
 Each picture comes from a [call of the mechanism]({REPOSITORY}/src/regard/mechanisms/weight_matrices.py), with small
-sizes, such as a window of 8 tokens, and with random parameters. A mechanism without a matrix of weights is applied to
-the identity matrix as values. Its output is linear in the values, so this output is the matrix.
+sizes, such as a window of 8 tokens, and with parameters drawn at random. A mechanism without a matrix of weights is
+applied to the identity matrix as values. Its output is linear in the values, so this output is the matrix. Mechanisms
+with one vector for each token, such as Reformer and the graphs, get the keys. Queries and keys of retention, gated
+linear attention and the delta rule have the norm 1.
 
 ## The words
 
