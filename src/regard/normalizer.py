@@ -141,7 +141,7 @@ def softmax() -> Normalizer:
 @example("sink")
 @normalizer_entry(
     "sink (softmax1)",
-    idea="A learned term in the denominator takes weight, so a query may attend to almost nothing.",
+    idea="A term in the denominator, which may be learned, takes weight: a query may attend to almost nothing.",
     learned=True,
     formula=r"a_{ij} = \frac{e^{s_{ij}}}{e^{b} + \sum_k e^{s_{ik}}}",
     paper=(

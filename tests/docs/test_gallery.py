@@ -2,30 +2,29 @@
 
 import json
 import re
-import shutil
 import struct
 import zlib
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import Page, sync_playwright
 
 from regard.mechanisms import catalog
 from regard.mechanisms.gallery_page import anchor
-from regard.mechanisms.weight_matrices import weight_matrix
+from regard.mechanisms.weight_matrices import COLOR_LEVELS, color_levels, weight_matrix
+from tests.chromium import needs_chromium, offline_page
 from tests.docs import guide_page
 from tools.docs.gallery import page as gallery
-from tools.docs.gallery.pictures import PALETTE, STEPS, color_indices, picture_uri
+from tools.docs.gallery.pictures import PALETTE, picture_uri
 from tools.docs.guide import page as guide
 
 ROOT = Path(__file__).parents[2]
 CATALOG = catalog()
 CARD = re.compile(r'<article class="mechanism-card" data-properties="(.*?)" markdown>(.*?)</article>', re.DOTALL)
-needs_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +56,21 @@ def test_filters_agree_with_the_catalog(cards: dict[str, tuple[str, str]]) -> No
 
 def test_a_picture_has_the_colors_of_the_weights() -> None:
     weights = torch.tensor([[0.0, 1.0, 4.0], [-1.0, 0.25, 1e-9]])
-    indices = color_indices(weights)
-    assert indices.tolist() == [[0, STEPS, STEPS], [2 * STEPS, 1 + (STEPS - 1) // 2, 1]]
+    indices = color_levels(weights)
+    assert indices.tolist() == [[0, COLOR_LEVELS, COLOR_LEVELS], [2 * COLOR_LEVELS, 1 + (COLOR_LEVELS - 1) // 2, 1]]
     data = b64decode(picture_uri(weights).partition(",")[2])
     assert struct.unpack(">2I", data[16:24]) == (3, 2)
     pixels = zlib.decompress(data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8])
     assert np.frombuffer(pixels, np.uint8).reshape(2, 4)[:, 1:].tolist() == indices.tolist()
-    assert len(PALETTE) == 2 * STEPS + 1 and PALETTE.min(axis=1)[[1, STEPS]].tolist() == [220, 6]
+    assert len(PALETTE) == 2 * COLOR_LEVELS + 1 and PALETTE.min(axis=1)[[1, COLOR_LEVELS]].tolist() == [220, 6]
+
+
+def test_the_parts_of_a_long_formula_are_below_each_other() -> None:
+    assert gallery.formula(CATALOG.find("Shaw")).count(r" \\ ") == 1
+    assert gallery.formula(CATALOG.find("strided")) == CATALOG.find("strided").formula
+    assert gallery.formula(CATALOG.find("Routing")).count(r" \\ ") == 2
+    for m in CATALOG:
+        assert len(gallery.formula(m)) <= gallery.MAX_NARROW_FORMULA or r",\quad" not in gallery.formula(m)
 
 
 def test_complexities_have_powers_and_indices() -> None:
@@ -72,21 +79,14 @@ def test_complexities_have_powers_and_indices() -> None:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     path = guide_page.build_gallery(tmp_path_factory.mktemp("gallery"))
-    problems: list[str] = []
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.on("request", lambda request: request.url.startswith("http") and problems.append(request.url))
-        page.on("pageerror", lambda error: problems.append(str(error)))
+    with offline_page(browser) as page:
         page.goto(f"file://{path}")
         yield page
-        browser.close()
-    assert problems == []
 
 
-def shown(page: Page) -> list[str]:
+def shown(page: Any) -> list[str]:
     titles = page.locator(".mechanism-card:not([hidden]) > h3")
     return [title for title in titles.all_inner_texts() if title]
 
@@ -96,8 +96,8 @@ def having(*properties: str) -> list[str]:
 
 
 @pytest.mark.long
-@needs_browser
-def test_filters_combine_and_are_kept_in_the_address(page: Page) -> None:
+@needs_chromium
+def test_filters_combine_and_are_kept_in_the_address(page: Any) -> None:
     assert shown(page) == having()
     page.get_by_role("button", name="linear time").click()
     page.get_by_role("button", name="sparse").press("Enter")
@@ -117,8 +117,8 @@ def test_filters_combine_and_are_kept_in_the_address(page: Page) -> None:
 
 
 @pytest.mark.long
-@needs_browser
-def test_every_card_is_visible_without_javascript(page: Page) -> None:
+@needs_chromium
+def test_every_card_is_visible_without_javascript(page: Any) -> None:
     assert page.context.browser
     context = page.context.browser.new_context(java_script_enabled=False)
     plain = context.new_page()
@@ -129,8 +129,8 @@ def test_every_card_is_visible_without_javascript(page: Page) -> None:
 
 
 @pytest.mark.long
-@needs_browser
-def test_anchors_of_the_site_are_those_of_the_repository(page: Page) -> None:
+@needs_chromium
+def test_anchors_of_the_site_are_those_of_the_repository(page: Any) -> None:
     ids = page.locator(".mechanism-card > h3").evaluate_all("nodes => nodes.map(node => node.id)")
     assert ids == [anchor(m.name) for m in CATALOG]
 

@@ -463,6 +463,12 @@ def test_scaling_is_measured_and_plotted(tmp_path: Path, monkeypatch: pytest.Mon
     assert 10_000 < target.stat().st_size < 500_000
 
 
+def test_chosen_mechanisms_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "_measure_point", lambda name, call, n: scaling.Point(name, n, 0.1, 0))
+    names = ["sparsemax", "causal"]
+    assert [p.mechanism for p in scaling.measure_points(1.0, (256,), print, names)] == names
+
+
 def test_a_mechanism_is_not_measured_at_lengths_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {256: 0.1, 512: 0.4, 1024: 1.6}
     monkeypatch.setattr(scaling, "MECHANISM_CALLS", {"softmax": scaling.MECHANISM_CALLS["softmax"]})

@@ -161,6 +161,7 @@ def _base_requests(session: Session, session_id: int) -> Iterator[ApiRequest]:
         matrices = _matrices_to_lists({name: getattr(example, name) for name in ("x", "w_q", "w_k", "w_v")})
         yield "steps", {**matrices, "tokens": list(example.tokens), "mask": "none", "normalizer": "softmax"}
     yield "experiments", {}
+    yield "gallery", {}
     yield "cost_options", {}
     for size in COST_PAGE_MODEL_SIZES:
         sizes = {name: value for name, value in size.items() if name != "title"}

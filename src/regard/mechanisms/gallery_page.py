@@ -34,15 +34,18 @@ and its query and key are the vector of the topic plus noise. Tokens of one topi
 ```
 
 Each picture comes from a [call of the mechanism]({REPOSITORY}/src/regard/mechanisms/weight_matrices.py), with small
-sizes, such as a window of 8 tokens, and with random parameters. A mechanism without a matrix of weights is applied to
-the identity matrix as values. Its output is linear in the values, so this output is the matrix.
+sizes, such as a window of 8 tokens, and with parameters drawn at random. A mechanism without a matrix of weights is
+applied to the identity matrix as values. Its output is linear in the values, so this output is the matrix. Mechanisms
+with one vector for each token, such as Reformer and the graphs, get the keys. Queries and keys of retention, gated
+linear attention and the delta rule have the norm 1.
 
 ## The words
 
 - **Exact**: regard computes the definition of the paper, up to rounding. The definition need not be softmax
   attention: linear attention is a different function of q, k and v.
 - **Approximate**: the mechanism replaces softmax attention by something cheaper, and its result differs. regard
-  computes the paper's method. The error depends on the input and on the sizes; the card says where it vanishes.
+  computes the paper's method. The error depends on the input and on the sizes. The card says where the error vanishes,
+  or how it falls.
 - **Causal**: there is a form in which later tokens have no effect on earlier outputs, for language models.
   Block-sparse attention by scores, Reformer and the Routing Transformer have an option `causal` but not this
   property: later keys get no weight, but later tokens take part in the choice of blocks, buckets or clusters.

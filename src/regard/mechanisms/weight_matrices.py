@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -34,6 +35,8 @@ from regard.mechanisms.seq2seq import bahdanau, luong_general, luong_local_monot
 NUM_TOKENS, HEAD_DIM = 32, 16
 TOPICS = (0,) * 5 + (1,) * 4 + (0,) * 3 + (2,) * 6 + (1,) * 5 + (3,) * 5 + (0,) * 4  # of the 32 tokens
 NOISE = 0.7  # per component; those of a topic have variance 1
+
+COLOR_LEVELS = 127  # of each sign
 
 Matrix = Callable[["GalleryInput"], Tensor]
 
@@ -280,3 +283,13 @@ def weight_matrix(name: str) -> Tensor:
         raise ArgumentError(f"name must be a mechanism of the catalog; got {name!r}. Use a name of catalog().")
     with torch.no_grad():
         return MATRICES[name](GalleryInput()).reshape(NUM_TOKENS, NUM_TOKENS)
+
+
+def color_levels(weights: Tensor) -> np.ndarray:
+    """Return the color of each weight: 0 for exactly 0, 1 to 127 for positive and 128 to 254 for negative weights.
+
+    A level is proportional to the square root of the magnitude, which is cut off at 1.
+    """
+    values = weights.numpy()
+    level = 1 + np.rint(np.sqrt(np.minimum(np.abs(values), 1.0)) * (COLOR_LEVELS - 1))
+    return np.where(values == 0, 0, np.where(values > 0, level, COLOR_LEVELS + level)).astype(np.uint8)

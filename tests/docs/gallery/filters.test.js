@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { formatFilters, isShown, parseFilters } from "../../../tools/docs/gallery/frontend/filters.js";
+import { formatFilters, parseFilters } from "../../../tools/docs/gallery/frontend/filters.js";
 
 const KNOWN = ["causal", "linear-time", "sparse"];
 
@@ -14,11 +14,4 @@ test("an empty hash selects nothing, unknown names are ignored, and an anchor is
   assert.deepEqual(parseFilters("", KNOWN), []);
   assert.deepEqual(parseFilters("#filter=fast+sparse", KNOWN), ["sparse"]);
   assert.equal(parseFilters("#causal", KNOWN), null);
-});
-
-test("a mechanism is shown if it has all selected properties", () => {
-  assert.ok(isShown("causal linear-time exact", []));
-  assert.ok(isShown("causal linear-time exact", ["causal", "linear-time"]));
-  assert.ok(!isShown("causal linear-time exact", ["causal", "sparse"]));
-  assert.ok(!isShown("linear-time", ["linear"]));
 });

@@ -17,6 +17,7 @@ SOURCE = ROOT / "docs" / URI
 FRONTEND = "tools/docs/gallery/frontend"
 SCRIPT, STYLE = "assets/gallery.js", "assets/gallery.css"
 MAX_NARROW_FORMULA = 75  # characters of LaTeX of a formula beside the picture
+SPACE_BETWEEN_FORMULAS = re.compile(r",?\s*\\q?quad\s*|,\\ (?=[A-Z])")
 NOTE_IN_REPOSITORY = re.compile(
     r"\s+The pictures and filters are on the documentation site, which `make docs`\s+builds\."
 )
@@ -74,14 +75,13 @@ def _card(m: Mechanism) -> list[str]:
     labels = "".join(f"<li>{name}</li>" for name in [*properties, *([] if m.exact else ["approximate"])])
     weights = weight_matrix(m.name)
     label = f"Weights of 32 queries and 32 keys, from {weights.min():.2g} to {weights.max():.2g}"
-    formula = m.formula.replace("<", r"\lt ").replace(">", r"\gt ")  # not the start of an element
     width = "wide" if len(m.formula) > MAX_NARROW_FORMULA else "narrow"
     return [
         *("", f'<article class="mechanism-card" data-properties="{" ".join(map(anchor, properties))}" markdown>'),
         *("", f"### {m.name}", ""),
         f'<img class="weights themed" src="{picture_uri(weights)}" width="128" height="128" alt="{label}">',
         *("", m.idea, ""),
-        *(f'<div class="formula {width}" markdown>', "", f"$$\n{formula}\n$$", "", "</div>", ""),
+        *(f'<div class="formula {width}" markdown>', "", f"$$\n{formula(m)}\n$$", "", "</div>", ""),
         f'<ul class="properties" aria-label="Properties">{labels}</ul>',
         *("", "```python", *filter(None, m.example.splitlines()), "```", ""),
         *('<div class="facts" markdown>', ""),
@@ -89,6 +89,15 @@ def _card(m: Mechanism) -> list[str]:
         *(f"- {fact}" for fact in (exactness(m), f"**Paper** {paper(m)}", f"**Witness** {witness(m)}")),
         *("", "</div>", "", "</article>"),
     ]
+
+
+def formula(m: Mechanism) -> str:
+    """Return the formula; the parts of a long one are below each other."""
+    latex = m.formula.replace("<", r"\lt ").replace(">", r"\gt ")  # not the start of an element
+    if len(latex) <= MAX_NARROW_FORMULA:
+        return latex
+    lines = r" \\ ".join(SPACE_BETWEEN_FORMULAS.split(latex))
+    return rf"\begin{{gathered}} {lines} \end{{gathered}}"
 
 
 def complexity_html(text: str) -> str:

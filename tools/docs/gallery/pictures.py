@@ -7,32 +7,22 @@ from base64 import b64encode
 import numpy as np
 from torch import Tensor
 
+from regard.mechanisms.weight_matrices import COLOR_LEVELS, color_levels
 from regard.plot.style import PARTIAL_COLOR, VISIBLE_COLOR
 
 ZERO_COLOR = "#f6f5f1"
 POSITIVE_COLORS = "#dce9f3", PARTIAL_COLOR, VISIBLE_COLOR, "#062b47"
 NEGATIVE_COLORS = "#fbe6d8", "#eba375", "#b34d00"
-STEPS = 127  # colors of each sign
 
 
 def picture_uri(weights: Tensor) -> str:
     """Return the picture of a matrix of weights as a data URI."""
-    return f"data:image/png;base64,{b64encode(png(color_indices(weights), PALETTE)).decode()}"
-
-
-def color_indices(weights: Tensor) -> np.ndarray:
-    """Return the color of each weight: 0 for exactly 0, 1 to STEPS for positive and the rest for negative weights.
-
-    The color is proportional to the square root of the magnitude, which is cut off at 1.
-    """
-    values = weights.numpy()
-    step = 1 + np.rint(np.sqrt(np.minimum(np.abs(values), 1.0)) * (STEPS - 1)).astype(np.uint8)
-    return np.where(values == 0, 0, np.where(values > 0, step, STEPS + step)).astype(np.uint8)
+    return f"data:image/png;base64,{b64encode(png(color_levels(weights), PALETTE)).decode()}"
 
 
 def _ramp(colors: tuple[str, ...]) -> np.ndarray:
     stops = np.array([list(bytes.fromhex(color[1:])) for color in colors])
-    positions = np.linspace(0, len(colors) - 1, STEPS)
+    positions = np.linspace(0, len(colors) - 1, COLOR_LEVELS)
     channels = [np.interp(positions, range(len(colors)), stops[:, channel]) for channel in range(3)]
     return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
 

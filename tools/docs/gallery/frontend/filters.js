@@ -17,13 +17,3 @@ export function parseFilters(hash, known) {
 export function formatFilters(selected) {
   return selected.length ? PREFIX + selected.join("+") : "";
 }
-
-/**
- * Whether a mechanism has all selected properties.
- * @param {string} properties separated by spaces
- * @param {readonly string[]} selected
- */
-export function isShown(properties, selected) {
-  const names = properties.split(" ");
-  return selected.every((name) => names.includes(name));
-}

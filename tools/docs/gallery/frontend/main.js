@@ -1,6 +1,7 @@
 // Starts the filters of the gallery: buttons that combine, whose choice is in the address.
 
-import { formatFilters, isShown, parseFilters } from "./filters.js";
+import { hasProperties, toggleProperty } from "../../../../src/regard/explorer/frontend/views/gallery/properties.js";
+import { formatFilters, parseFilters } from "./filters.js";
 
 export function startGallery() {
   const bar = document.querySelector(".gallery-filters");
@@ -33,8 +34,7 @@ export function startGallery() {
   };
 
   for (const [n, button] of buttons.entries())
-    button.onclick = () =>
-      selectAndStore(known.filter((name, index) => (index === n ? !selected.includes(name) : selected.includes(name))));
+    button.onclick = () => selectAndStore(toggleProperty(known, selected, known[n]));
   const showAll = bar.querySelector(".show-all");
   if (showAll instanceof HTMLElement) showAll.onclick = () => selectAndStore([]);
   addEventListener("hashchange", readAddress);
@@ -52,7 +52,7 @@ function showCards(bar, selected) {
   let count = 0;
   for (const family of document.querySelectorAll(".mechanism-cards")) {
     const cards = /** @type {HTMLElement[]} */ ([...family.children]);
-    for (const card of cards) setHidden(card, !isShown(card.dataset.properties ?? "", selected));
+    for (const card of cards) setHidden(card, !hasProperties((card.dataset.properties ?? "").split(" "), selected));
     const numShown = cards.filter((card) => !card.hidden).length;
     setHidden(family, numShown === 0);
     setHidden(family.previousElementSibling, numShown === 0);

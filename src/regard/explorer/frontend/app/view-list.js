@@ -3,6 +3,7 @@
 import { arithmeticView } from "../views/arithmetic/arithmetic-view.js";
 import { compareView } from "../views/compare/compare-view.js";
 import { costView } from "../views/cost/cost-view.js";
+import { galleryView } from "../views/gallery/gallery-view.js";
 import { generateView } from "../views/generate/generate-view.js";
 import { linesView } from "../views/lines/lines-view.js";
 import { mapView } from "../views/map/map-view.js";
@@ -22,4 +23,5 @@ export const VIEWS = [
   { name: "steps", title: "Steps", create: stepsView, needsText: false },
   { name: "cost", title: "Cost", create: costView, needsText: false },
   { name: "theory", title: "Theory", create: theoryView, needsText: false },
+  { name: "gallery", title: "Gallery", create: galleryView, needsText: false },
 ];

@@ -125,6 +125,8 @@ export interface State {
   otherSession: number | null;
   /** The name of the experiment of the Theory view. */
   experiment: string;
+  /** The properties of the mechanisms that the Gallery view shows, separated by commas. */
+  galleryFilter: string;
   theme: ThemeChoice;
   /** Whether the notebook or the system uses a dark theme. */
   isDarkEnvironment: boolean;
@@ -324,6 +326,22 @@ export interface Comparison {
   reason?: string | null;
   heads?: Array<Record<string, number>>;
   columns?: string[];
+}
+
+/** An entry of the catalog of mechanisms. */
+export interface CatalogEntry {
+  family: string;
+  name: string;
+  idea: string;
+  formula: string;
+  paper: string;
+  example: string;
+  reference_test: string;
+  exact: boolean;
+  exactness: string;
+  time_complexity: string;
+  memory_complexity: string;
+  properties: string[];
 }
 
 export type Settings = Record<string, number>;

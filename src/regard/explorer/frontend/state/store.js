@@ -68,6 +68,7 @@ export const INITIAL_STATE = {
   generationStep: null,
   otherSession: null,
   experiment: "",
+  galleryFilter: "",
   theme: "auto",
   isDarkEnvironment: false,
 };

@@ -25,6 +25,7 @@ const STRING_FIELDS = {
   theme: "theme",
   pinnedSide: "pinned_side",
   experiment: "experiment",
+  galleryFilter: "properties",
 };
 const BOOLEAN_FIELDS = { showWords: "show_words", hideSink: "hide_sink" };
 const LIST_FIELDS = { pinnedTokens: "pinned", lineHeads: "heads", viewport: "viewport" };
