@@ -4,19 +4,33 @@ python -m benchmarks.plot_results [RESULTS.json [PICTURE.png]]
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from benchmarks.baselines.mechanisms import MECHANISM_BASELINES as MECHANISMS
+from regard.plot.figure import add_title
+from regard.plot.style import (
+    CURVE_COLORS,
+    LINE_COLOR,
+    MUTED_COLOR,
+    PAGE_WIDTH_IN,
+    apply_style,
+    new_figure,
+    save_for_page,
+    set_title,
+    wrap_text,
+)
 
 RESULTS = Path(__file__).parent / "results"
-FORWARD_COLOR, FORWARD_BACKWARD_COLOR, TEXT_COLOR = "#0b7285", "#f08c00", "#343a40"
+DIRECTIONS = ("forward", "forward + backward")
 BAR_HEIGHT = 0.38  # rows have distance 1
+ROW_HEIGHT_IN, LABEL_WIDTH_IN, TITLE_WIDTH_IN = 0.37, 2.3, 3.2
 
 MODEL_NAMES = ("encoder", "decoder", "training", "minilm")
 BASELINE_LABELS = {
@@ -63,25 +77,22 @@ def plot_results(results: Path, path: Path) -> None:
         for title, selects in PANELS.items()
     }
     groups = {title: rows for title, rows in groups.items() if rows}
-    heights = [len(rows) + 1 for rows in groups.values()]
-    figure = Figure(figsize=(9, 0.9 + 0.32 * sum(heights)), dpi=110, layout="constrained")
+    heights = [len(rows) for rows in groups.values()]
+    figure = new_figure(PAGE_WIDTH_IN, 1.6 + 0.35 * len(groups) + ROW_HEIGHT_IN * sum(heights))
     panels = figure.subplots(len(groups), 1, height_ratios=heights, squeeze=False, sharex=True)[:, 0]
     for axes, (title, rows) in zip(panels, groups.items(), strict=True):
         _plot_bars(axes, rows)
-        axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=TEXT_COLOR)
-    _set_scale(panels[-1], [ratio for rows in groups.values() for row in rows for ratio in _ratios(row)])
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False, fontsize=9)
-    build = data["machine"]["regard"]
-    figure.suptitle(
-        f"Time of baseline / time of regard: above 1 regard is faster. {threads} thread{'s' if threads > 1 else ''}, "
-        f"float32 unless stated, {build} ({data['machine']['processor']})",
-        x=0.01,
-        ha="left",
-        fontsize=10,
-        color=TEXT_COLOR,
-    )
-    figure.savefig(path)
+        set_title(axes, title, TITLE_WIDTH_IN)
+    ratios = [ratio for rows in groups.values() for row in rows for ratio in _ratios(row)]
+    _set_scale(panels[-1], ratios)
+    add_title(figure, f"regard is faster in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} comparisons")
+    machine = f"{data['machine']['regard']} ({data['machine']['processor']})"
+    conditions = f"{threads} thread{'s' if threads > 1 else ''}, float32 unless stated, {machine}"
+    panels[-1].set_xlabel(f"time of the baseline / time of regard\n{conditions}", x=0.1)
+    bars = [Patch(color=color, label=label) for label, color in zip(DIRECTIONS, CURVE_COLORS, strict=False)]
+    figure.legend(handles=bars, loc="outside lower center", ncols=2, frameon=False, labelcolor="linecolor")
+    apply_style(figure)
+    save_for_page(figure, path)
 
 
 def _ratios(row: dict[str, Any]) -> list[float]:
@@ -94,33 +105,27 @@ def _ratios(row: dict[str, Any]) -> list[float]:
 
 
 def _plot_bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    for index, (label, color) in enumerate(
-        [("forward", FORWARD_COLOR), ("forward + backward", FORWARD_BACKWARD_COLOR)]
-    ):
+    for index, color in enumerate(CURVE_COLORS[: len(DIRECTIONS)]):
         plotted = [(n, pair) for n, row in enumerate(rows) if len(pair := _ratios(row)) > index]
         positions = [n + (index - 0.5) * BAR_HEIGHT if len(pair) > 1 else n for n, pair in plotted]
         ratios = [pair[index] for _, pair in plotted]
-        axes.barh(positions, [ratio - 1 for ratio in ratios], BAR_HEIGHT * 0.94, left=1, color=color, label=label)
+        axes.barh(positions, [ratio - 1 for ratio in ratios], BAR_HEIGHT * 0.94, left=1, color=color)
         for y, ratio in zip(positions, ratios, strict=True):
             text = f"{ratio:.2f}" if ratio < 9.95 else f"{ratio:.0f}"
-            side = 1 if ratio >= 1 else -1
-            axes.annotate(
-                text,
-                (ratio, y),
-                (3 * side, 0),
-                textcoords="offset points",
-                va="center",
-                ha="left" if side > 0 else "right",
-                fontsize=7.5,
-                color=TEXT_COLOR,
-            )
-    axes.set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize=8.5)
+            style = dict(textcoords="offset points", va="center", color=color, annotation_clip=False)
+            axes.annotate(text, (max(ratio, 1), y), (4, 0), **style)
+    axes.set_yticks(range(len(rows)), [_wrapped_label(row) for row in rows], linespacing=0.95)
     axes.set_ylim(len(rows) - 0.45, -0.55)
-    axes.axvline(1, color=TEXT_COLOR, linewidth=1)
+    axes.axvline(1, color=MUTED_COLOR, linewidth=1)
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color="#dee2e6", linewidth=0.7)
+    axes.grid(axis="x", color=LINE_COLOR, linewidth=0.7)
     axes.set_axisbelow(True)
+
+
+def _wrapped_label(row: dict[str, Any]) -> str:
+    """Return the label in lines; a length stays in the line of its n."""
+    return wrap_text(re.sub(r"\bn (?=\d)", "n\u00a0", _label(row)), LABEL_WIDTH_IN)
 
 
 def _label(row: dict[str, Any]) -> str:
@@ -148,7 +153,6 @@ def _set_scale(axes: Axes, ratios: list[float]) -> None:
     ticks = [tick for tick in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.tick_params(axis="x", labelsize=8.5)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,23 @@
-"""Draw captions.png: `.venv/bin/python docs/training/make_captions.py runs/captions/model.safetensors [folder]`.
+"""Draw captions.png: `.venv/bin/python docs/training/make_captions.py [runs/captions/model.safetensors]`.
 
-The digits are read from the folder data, as in training.
+With a file of weights, captions-attention.json is first written; the digits are read from the folder data, as in
+training.
 """
 
+import json
 import sys
 from pathlib import Path
 
 import torch
-from make_digits import draw_curve, draw_overlay
-from matplotlib.figure import Figure
+from panels import HERE, draw_loss_and_accuracy, draw_overlay, read_json
 
 from regard.files.tensors_with_metadata import load_tensors_and_metadata
 from regard.models.state_dict import load_state_dict
 from regard.models.tasks.captions import VOCABULARY, CaptionsTask, build_model, decode, sample_canvases
 from regard.nn import generate
+from regard.plot.figure import add_title
+from regard.plot.style import INK_COLOR, PAGE_WIDTH_IN, apply_style, new_figure, save_for_page, wrap_text
 
-HERE = Path(__file__).parent
 DATA = HERE.parents[1] / "data"
 LAYER = -1
 CANVAS_INDICES = (0, 1)  # among the sampled test canvases
@@ -29,7 +31,8 @@ def generated_captions(model, canvases):
     return torch.cat((first, generated), dim=1), [decode(row) for row in generated.tolist()]
 
 
-def picture(path):
+def attention_of_canvases(path):
+    """Return canvases with their generated captions, and for each named digit the weights relative to the largest."""
     tensors, config = load_tensors_and_metadata(path)
     model = build_model(config)
     load_state_dict(model, tensors, path)
@@ -39,23 +42,45 @@ def picture(path):
         tokens, captions = generated_captions(model, canvases)
         results = model.attention_with_weights(tokens[:, :-1], canvases.images)
         weights = results[LAYER].cross_attention.weights[...].mean(1)
-    figure = Figure(figsize=(11, 5.6), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 2))
-    draw_curve(left.subplots(), "captions.json")
-    rows = right.subfigures(len(CANVAS_INDICES), 1)
-    for row, index in zip(rows, CANVAS_INDICES, strict=True):
-        positions = [i for i, word in enumerate(canvases.captions[index]) if word.cells]
-        row.suptitle(f"{canvases.reading_orders[index]}: {captions[index]}", fontsize=9)
-        for axes, i in zip(row.subplots(1, len(positions), squeeze=False)[0], positions, strict=True):
-            word = VOCABULARY[int(tokens[index, i + 1])]
-            grid = weights[index, i].unflatten(0, model.vision_encoder.grid_size)
-            draw_overlay(axes, canvases.images[index, 0], grid, word)
-    return figure
+    entries = []
+    for index in CANVAS_INDICES:
+        words = []
+        for i, word in enumerate(canvases.captions[index]):
+            if word.cells:
+                grid = weights[index, i].unflatten(0, model.vision_encoder.grid_size)
+                relative = [[round(value, 2) for value in row] for row in (grid / grid.max()).tolist()]
+                words.append({"word": VOCABULARY[int(tokens[index, i + 1])], "weights": relative})
+        image = ["".join(f"{round(255 * value):02x}" for value in row) for row in canvases.images[index, 0].tolist()]
+        order = canvases.reading_orders[index]
+        entries.append({"reading_order": order, "caption": captions[index], "image": image, "words": words})
+    return entries
 
 
-def main(path, folder):
-    picture(path).savefig(folder / "captions.png", dpi=110, metadata={"Software": None})
+def picture(run, canvases):
+    figure = new_figure(PAGE_WIDTH_IN, 7.2)
+    parts = figure.subfigures(1 + len(canvases), 1, height_ratios=(1.05, *(1 for _ in canvases)))
+    draw_loss_and_accuracy(*parts[0].subplots(1, 2), run)
+    exact = run["results"]["exact_match"]
+    add_title(figure, f"{exact:.1%} of captions are exact. Orange: where the decoder attends for a word")
+    for part, canvas in zip(parts[1:], canvases, strict=True):
+        image = [list(bytes.fromhex(row)) for row in canvas["image"]]
+        title = f"{canvas['reading_order']}: “{canvas['caption']}”"
+        part.suptitle(wrap_text(title, PAGE_WIDTH_IN - 0.3), x=0.02, ha="left", color=INK_COLOR)
+        panels = part.subplots(1, max(len(entry["words"]) for entry in canvases))
+        for axes in panels:
+            axes.set_axis_off()
+        for axes, word in zip(panels, canvas["words"], strict=False):
+            draw_overlay(axes, image, word["weights"])
+            axes.set_title(word["word"], fontweight="bold")
+    return apply_style(figure)
+
+
+def main(path):
+    attention_path = HERE / "captions-attention.json"
+    if path is not None:
+        attention_path.write_text(json.dumps(attention_of_canvases(path)) + "\n", encoding="utf8")
+    save_for_page(picture(read_json("captions.json"), read_json(attention_path.name)), HERE / "captions.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else HERE)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -1,15 +1,12 @@
 """Draw dates.png: the curve of dates.json, and the cross-attention of the bundled translator."""
 
-import json
-from pathlib import Path
-
-import matplotlib.pyplot as plt
 import torch
+from panels import HERE, draw_loss_and_accuracy, read_json
 
 from regard.models.bundled import date_translator
 from regard.models.tasks.dates import BEGIN, encode
+from regard.plot.style import PAGE_WIDTH_IN, apply_style, new_figure, save_for_page, sequential_colormap, set_title
 
-HERE = Path(__file__).parent
 WORDS = "on friday , the twenty first of march nineteen eighty six".split()
 TARGET = "1986-03-21"
 
@@ -27,19 +24,22 @@ def largest_weights() -> torch.Tensor:
 
 
 def main() -> None:
-    curve = json.loads((HERE / "dates.json").read_text(encoding="utf8"))
-    steps, losses, accuracies = zip(*curve["curve"], strict=True)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    left.plot(steps, losses, color="#0b7285", label="loss")
-    left.plot(steps, accuracies, color="#f08c00", label="accuracy of digits")
-    left.set_xlabel("step")
-    left.set_ylim(bottom=0)
-    left.legend(frameon=False)
-    right.imshow(largest_weights(), cmap="Blues", vmin=0, vmax=1)
-    right.set_xticks(range(len(WORDS)), WORDS, rotation=60, ha="right")
-    right.set_yticks(range(len(TARGET)), list(TARGET))
-    right.set_title("cross-attention for each character", fontsize=10)
-    figure.savefig(HERE / "dates.png", dpi=100)
+    run = read_json("dates.json")
+    figure = new_figure(PAGE_WIDTH_IN, 6.6)
+    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.6))
+    draw_loss_and_accuracy(*above.subplots(1, 2), run)
+    axes = below.subplots()
+    image = axes.imshow(largest_weights(), cmap=sequential_colormap(), vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(WORDS)), WORDS, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(TARGET)), list(TARGET))
+    axes.set(xlabel="word", ylabel="written character")
+    results = run["results"]
+    exact, count = results["exact_match"], results["num_tested"]
+    title = f"{exact:.1%} of {count:,.0f} dates are exact: characters attend to their words"
+    set_title(axes, title, 5.0)
+    bar = below.colorbar(image, ax=axes, pad=0.02, label="largest cross-attention weight")
+    bar.outline.set_visible(False)
+    save_for_page(apply_style(figure), HERE / "dates.png")
 
 
 if __name__ == "__main__":

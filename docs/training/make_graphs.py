@@ -1,32 +1,30 @@
 """Draw karate.png and miserables.png from their JSON files: `.venv/bin/python docs/training/make_graphs.py`."""
 
-import json
-from pathlib import Path
+from panels import HERE, draw_curve, read_json
 
-import numpy as np
-from matplotlib.figure import Figure
+from regard.plot.style import CURVE_COLORS, PAGE_WIDTH_IN, apply_style, new_figure, save_for_page, set_title
 
-HERE = Path(__file__).parent
-TITLES = {"karate": "Unlabeled members (32)", "miserables": "Unlabeled characters (62)"}
-METHODS = {"accuracy": "graph attention", "label_propagation": "label propagation", "majority": "majority label"}
+NODES = {"karate": "members", "miserables": "characters"}
+METHODS = {"accuracy": "graph\nattention", "label_propagation": "label\npropagation", "majority": "majority\nlabel"}
 
 
-def picture(run: dict, title: str) -> Figure:
-    figure = Figure(figsize=(7.5, 2.8), layout="constrained")
+def picture(run, nodes):
+    figure = new_figure(PAGE_WIDTH_IN, 2.9)
     curve, bars = figure.subplots(1, 2)
-    step, loss, _ = np.array(run["curve"]).T
-    curve.plot(step, loss, color="#444444")
-    curve.set(xlabel="step", ylabel="loss on labeled nodes", ylim=(0, None), title="Training")
+    draw_curve(curve, run, 1, "loss on labeled nodes", f"The loss falls to {run['curve'][-1][1]:.2f}")
     percentages = [100 * run["results"][name] for name in METHODS]
-    container = bars.barh(list(METHODS.values()), percentages, color=["#0b4a78", "#86bfe2", "#86bfe2"])
-    bars.bar_label(container, fmt="%.1f", padding=3)
+    others = [CURVE_COLORS[4]] * (len(METHODS) - 1)
+    container = bars.barh(list(METHODS.values()), percentages, color=[CURVE_COLORS[0], *others], height=0.65)
+    bars.bar_label(container, fmt="%.1f%%", padding=3)
     bars.invert_yaxis()
-    bars.set(xlabel="accuracy (%)", xlim=(0, 115), title=title)
-    return figure
+    bars.set(xlabel=f"accuracy on {nodes} (%)", xlim=(0, 125), xticks=[0, 50, 100], ylabel="method")
+    bars.spines[["top", "right"]].set_visible(False)
+    correct = round(run["results"]["accuracy"] * run["results"]["num_tested"])
+    title = f"Graph attention labels {correct} of {run['results']['num_tested']:.0f} {nodes} correctly"
+    set_title(bars, title, 2.2)
+    return apply_style(figure)
 
 
 if __name__ == "__main__":
-    for name, title in TITLES.items():
-        run = json.loads((HERE / f"{name}.json").read_text(encoding="utf8"))
-        # without matplotlib's version in the metadata, the same picture has the same bytes
-        picture(run, title).savefig(HERE / f"{name}.png", dpi=90, metadata={"Software": None})
+    for name, nodes in NODES.items():
+        save_for_page(picture(read_json(f"{name}.json"), nodes), HERE / f"{name}.png")

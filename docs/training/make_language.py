@@ -1,21 +1,26 @@
 """Draw language.png: the curve of language.json, the induction scores, and the weights of the best induction head."""
 
-import json
-from pathlib import Path
-
-import matplotlib.pyplot as plt
 import torch
+from panels import HERE, draw_curve, read_json
 
 from regard.models.bundled import language_model
 from regard.models.tasks.language import CURRICULUM, induction_scores
+from regard.plot.style import (
+    MUTED_COLOR,
+    PAGE_WIDTH_IN,
+    apply_style,
+    new_figure,
+    save_for_page,
+    sequential_colormap,
+    set_title,
+)
 
-HERE = Path(__file__).parent
 TEXT = " The captain saw the white whale and the boats went down. The captain saw the white whale and the boats"
+MIN_INDUCTION_SCORE = 0.5
 
 
 def main() -> None:
-    curve = json.loads((HERE / "language.json").read_text(encoding="utf8"))
-    steps, losses, _ = zip(*curve["curve"], strict=True)
+    run = read_json("language.json")
     model, tokenizer = language_model()
     scores = torch.stack(induction_scores(model))
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
@@ -23,24 +28,36 @@ def main() -> None:
     with torch.no_grad():
         layers = model.decoder.attention_with_weights(model.embedding(torch.tensor([ids])))
         weights = layers[layer].self_attention.weights[0, head]
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained", width_ratios=(3, 3, 4))
-    left.plot(steps, losses, color="#0b7285")
-    for stage in CURRICULUM[:-1]:  # stages of the curriculum
-        left.axvline(stage.end_step, color="#bbbbbb", linewidth=0.8, zorder=0)
-    left.set_xlabel("step")
-    left.set_ylabel("loss per token")
-    image = middle.imshow(scores, cmap="Blues", vmin=0, vmax=1)
-    middle.set_xlabel("head")
-    middle.set_ylabel("layer")
-    middle.set_yticks(range(len(scores)))
-    middle.set_title("induction scores on random tokens", fontsize=10)
-    figure.colorbar(image, ax=middle, shrink=0.6)
-    names = tokenizer.token_texts(ids)
-    right.imshow(weights, cmap="Blues", vmin=0, vmax=1)
-    right.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
-    right.set_yticks(range(len(names)), names, fontsize=7)
-    right.set_title(f"layer {layer}, head {head}: a repeated sentence", fontsize=10)
-    figure.savefig(HERE / "language.png", dpi=100)
+    figure = new_figure(PAGE_WIDTH_IN, 8.0)
+    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.9))
+    curve, heads = above.subplots(1, 2)
+    draw_curve(
+        curve, run, 1, "loss per token", f"The loss falls to {run['curve'][-1][1]:.1f} in {len(CURRICULUM)} stages"
+    )
+    for stage in CURRICULUM[:-1]:
+        curve.axvline(stage.end_step, color=MUTED_COLOR, linewidth=1, linestyle=(0, (3, 2)), zorder=0)
+    image = heads.imshow(scores, cmap=sequential_colormap(), vmin=0, vmax=1, aspect="auto")
+    heads.set(xlabel="head", ylabel="layer", yticks=range(len(scores)), xticks=range(scores.shape[1]))
+    count = int((scores > MIN_INDUCTION_SCORE).sum())
+    set_title(heads, f"{count} of {scores.numel()} heads continue repeated random tokens", 2.2)
+    above.colorbar(image, ax=heads, pad=0.02, label="induction score").outline.set_visible(False)
+    draw_weights(below.subplots(), weights, tokenizer.token_texts(ids), f"layer {layer}, head {head}")
+    save_for_page(apply_style(figure), HERE / "language.png")
+
+
+def draw_weights(axes, weights, tokens, name):
+    image = axes.imshow(weights, cmap=sequential_colormap(), vmin=0, vmax=1)
+    labels = [token.replace(" ", "␣") for token in tokens]
+    axes.set_xticks(range(len(labels)), labels, rotation=90)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set(xlabel="key", ylabel="query")
+    repeated = [n for n, token in enumerate(tokens) if token in tokens[:n]]
+    followed = [n for n in repeated if tokens[int(weights[n].argmax()) - 1] == tokens[n]]
+    title = (
+        f"{name.capitalize()}: {len(followed)} of {len(repeated)} repeated tokens attend to what followed them before"
+    )
+    set_title(axes, title, 4.4)
+    axes.figure.colorbar(image, ax=axes, pad=0.02, shrink=0.8, label="weight").outline.set_visible(False)
 
 
 if __name__ == "__main__":

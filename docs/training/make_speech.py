@@ -1,11 +1,15 @@
-"""Draw speech.png: `.venv/bin/python docs/training/make_speech.py runs/speech/model.safetensors [data]`."""
+"""Draw speech.png: `.venv/bin/python docs/training/make_speech.py [runs/speech/model.safetensors [data]]`.
+
+With a file of weights, the frames of one clip and its attention are first written to speech-attention.json.
+"""
 
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
-from matplotlib.figure import Figure
+from panels import HERE, draw_loss_and_accuracy, read_json
 from torch.nn.functional import pad
 
 from regard.files.tensors_with_metadata import load_tensors_and_metadata
@@ -20,13 +24,24 @@ from regard.models.tasks.speech import (
     load_or_synthesize,
     spectrogram_batch,
 )
+from regard.plot.figure import add_title
+from regard.plot.style import (
+    PAGE_WIDTH_IN,
+    PAPER_COLOR,
+    apply_style,
+    new_figure,
+    save_for_page,
+    sequential_colormap,
+    set_title,
+)
 
-HERE = Path(__file__).parent
 VOICE, CLIP_INDEX = "f1", 57  # a held-out voice, "seven" in American English
 HOP_S = SPECTROGRAM.hop_length / SPECTROGRAM.sample_rate
+TITLE_WIDTH_IN = 4.8
 
 
-def main(path, data):
+def attention_of_clip(path, data):
+    """Return the frames (frames, bands) of a clip, and the weights of the CLS token (layers x heads, tokens)."""
     tensors, config = load_tensors_and_metadata(path)
     model = build_model(config).eval()
     load_state_dict(model, tensors, path)
@@ -36,57 +51,67 @@ def main(path, data):
         probabilities = model(frames, lengths=lengths).softmax(-1)[0]
         layers = model.attention_with_weights(frames, lengths=lengths)
         weights = torch.cat([layer.self_attention.weights[0, :, 0, 1:] for layer in layers])
-    figure = Figure(figsize=(11, 5.2), layout="constrained")
-    grid = figure.add_gridspec(2, 2, width_ratios=(1, 1.5), height_ratios=(1, 1))
-    draw_curve(figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0]))
-    above, below = figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[1, 1])
     predicted = int(probabilities.argmax())
-    probability = float(probabilities[predicted])
-    above.set_title(
-        f"“{DIGITS[clip.digit]}” by {VOICE}, held out: predicted “{DIGITS[predicted]}” with {probability:.2f}"
+    return {
+        "digit": DIGITS[clip.digit],
+        "voice": VOICE,
+        "predicted": DIGITS[predicted],
+        "probability": round(float(probabilities[predicted]), 2),
+        "num_heads": model.encoder.block_configs[0].num_heads,
+        "frames": [[round(value, 1) for value in row] for row in frames[0].tolist()],
+        "weights": [[round(value, 2) for value in row] for row in weights.tolist()],
+    }
+
+
+def picture(run, clip):
+    figure = new_figure(PAGE_WIDTH_IN, 7.6)
+    above, below = figure.subfigures(2, 1, height_ratios=(1, 2))
+    draw_loss_and_accuracy(*above.subplots(1, 2), run)
+    spectrogram, weights = below.subplots(2, 1, height_ratios=(1, 1.4), sharex=True)
+    draw_spectrogram(spectrogram, clip)
+    draw_weights(weights, clip)
+    results = run["results"]
+    add_title(figure, f"{results['accuracy']:.1%} of {results['num_tested']:,.0f} clips of held-out voices are correct")
+    return apply_style(figure)
+
+
+def draw_spectrogram(axes, clip):
+    frames = np.array(clip["frames"])
+    extent = (0, len(frames) * HOP_S, 0, frames.shape[1])
+    image = axes.imshow(frames.T, origin="lower", aspect="auto", extent=extent, cmap=sequential_colormap())
+    axes.figure.colorbar(image, ax=axes, pad=0.02, label="log power").outline.set_visible(False)
+    axes.set(ylabel="mel band")
+    title = (
+        f"“{clip['digit']}” by {clip['voice']}: predicted “{clip['predicted']}” with probability {clip['probability']}"
     )
-    draw_clip(above, below, frames[0], weights, model.encoder.block_configs[0].num_heads)
-    figure.savefig(HERE / "speech.png", dpi=110, metadata={"Software": None})
+    set_title(axes, title, TITLE_WIDTH_IN)
 
 
-def draw_curve(above, below):
-    points = json.loads((HERE / "speech.json").read_text(encoding="utf8"))["curve"]
-    steps, losses, accuracies = zip(*points, strict=True)
-    above.plot(steps, losses, color="#0b4a78")
-    above.set_title("Training on augmented clips")
-    above.set_ylabel("loss")
-    below.plot(steps, accuracies, color="#0b4a78")
-    below.set_ylabel("accuracy")
-    below.set_xlabel("step")
-    for axes in (above, below):
-        axes.set_xlim(0, steps[-1])
-        axes.grid(alpha=0.3)
-
-
-def draw_clip(above, below, frames, weights, num_heads):
-    """Draw the frames, and below them on the same axis the weights of the CLS token of each head.
-
-    A token is drawn over the middle four of its seven frames.
-    """
-    seconds = len(frames) * HOP_S
-    extent = (0, seconds, 0, SPECTROGRAM.n_mels)
-    image = above.imshow(frames.mT, origin="lower", aspect="auto", extent=extent, cmap="magma")
-    above.figure.colorbar(image, ax=above, label="log power")
-    above.set_ylabel("mel band")
+def draw_weights(axes, clip):
+    """Draw the weights of each head. A token is drawn over the middle four of its seven frames."""
+    weights, num_heads = np.array(clip["weights"]), clip["num_heads"]
     rows, tokens = weights.shape
     start = 1.5 * HOP_S
     extent = (start, start + tokens * 4 * HOP_S, rows, 0)
-    image = below.imshow(weights, aspect="auto", extent=extent, cmap="viridis", vmin=0)
-    below.figure.colorbar(image, ax=below, label="weight")
-    below.set_title("Attention of the CLS token")
-    below.set_xlim(0, seconds)
-    below.set_yticks([row + 0.5 for row in range(rows)])
-    below.set_yticklabels([f"{row // num_heads + 1}.{row % num_heads + 1}" for row in range(rows)], fontsize=8)
-    below.set_ylabel("layer.head")
-    below.set_xlabel("seconds")
+    image = axes.imshow(weights, aspect="auto", extent=extent, cmap=sequential_colormap(), vmin=0)
+    axes.figure.colorbar(image, ax=axes, pad=0.02, label="weight").outline.set_visible(False)
+    labels = [f"{row // num_heads + 1}.{row % num_heads + 1}" for row in range(rows)]
+    axes.set(xlabel="time (s)", ylabel="layer.head", xlim=(0, len(clip["frames"]) * HOP_S))
+    axes.set_yticks(np.arange(rows) + 0.5, labels)
     for line in range(num_heads, rows, num_heads):
-        below.axhline(line, color="white", linewidth=1.5)
+        axes.axhline(line, color=PAPER_COLOR, linewidth=4)
+    row, token = np.unravel_index(weights.argmax(), weights.shape)
+    seconds = start + (token + 0.5) * 4 * HOP_S
+    title = f"The CLS token puts a weight of {weights.max():.2f} on {seconds:.2f} s, in head {labels[row]}"
+    set_title(axes, title, TITLE_WIDTH_IN)
+
+
+def main(path, data):
+    attention_path = HERE / "speech-attention.json"
+    if path is not None:
+        attention_path.write_text(json.dumps(attention_of_clip(path, data)) + "\n", encoding="utf8")
+    save_for_page(picture(read_json("speech.json"), read_json(attention_path.name)), HERE / "speech.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else Path("data"))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None, Path(sys.argv[2]) if len(sys.argv) > 2 else Path("data"))

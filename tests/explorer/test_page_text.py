@@ -23,8 +23,22 @@ def bar_values(page: Any, title: str) -> dict[int, float]:
     return dict(zip((int(item.get_attribute("data-token")) for item in items), values, strict=True))
 
 
+def bar_tracks(page: Any) -> list[tuple[float, float]]:
+    """Return the left end and the length in pixels of a full bar, for every bar."""
+    boxes = [track.bounding_box() for track in page.locator(".bar-list .bar-track").all()]
+    return [(box["x"], box["width"]) for box in boxes]
+
+
 def token(page: Any, index: int) -> Any:
     return page.locator(f".token[data-token='{index}']")
+
+
+def test_a_weight_has_a_bar_of_the_same_length_in_every_list(site: Site) -> None:
+    page = site.page(f"{TEXT_VIEW}&pinned=4")
+    page.locator(".bar-list").first.wait_for()
+    texts = page.locator(".bar-value").all_text_contents()
+    assert len({len(text) for text in texts}) > 1, "numbers of different lengths"
+    assert len(set(bar_tracks(page))) == 1
 
 
 def test_hovering_a_token_shows_its_row_and_its_column(site: Site) -> None:

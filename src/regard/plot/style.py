@@ -120,7 +120,7 @@ def apply_style(figure: "Figure") -> "Figure":
     from matplotlib.text import Text
 
     for axes in figure.axes:
-        axes.tick_params(which="both", labelsize=TEXT_SIZE_PT, labelcolor=MUTED_COLOR, color=LINE_COLOR, length=3)
+        axes.tick_params(which="both", labelsize=TEXT_SIZE_PT, labelcolor=MUTED_COLOR, color=LINE_COLOR)
         axes.xaxis.label.set_color(MUTED_COLOR)
         axes.yaxis.label.set_color(MUTED_COLOR)
         for spine in axes.spines.values():

@@ -295,7 +295,7 @@ def _false_claims(data: dict[str, Tensor], lengths: Tensor, state_dim: int, valu
 
 def _panels(data: dict[str, Tensor], lengths: Tensor, state_dim: int, logit_margin: float) -> tuple[Panel, ...]:
     words = torch.tensor(WORD_LENGTHS, dtype=torch.float64)
-    kept = float(data["encoder_fraction"][-1])
+    remaining = float(data["encoder_fraction"][-1])
     lost, attended = float(data["least_squares_missed"][-1]), float(data["attention_missed"][-1])
     return (
         Panel(
@@ -335,7 +335,7 @@ def _panels(data: dict[str, Tensor], lengths: Tensor, state_dim: int, logit_marg
             log_y=True,
         ),
         Panel(
-            f"A recurrent state of {state_dim} numbers keeps {kept:.0%} of {WORD_LENGTHS[-1]} letters",
+            f"A recurrent state of {state_dim} numbers keeps {remaining:.0%} of {WORD_LENGTHS[-1]} letters",
             "letters of a word",
             "fraction of features",
             [

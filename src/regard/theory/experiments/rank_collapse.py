@@ -296,7 +296,7 @@ def _panels(
     num_layers, is_collapsed = len(depth) - 1, data["attention_only"] < 1e-6
     collapse = f"after {int(is_collapsed.int().argmax())} layers" if is_collapsed.any() else "slowly"
     slope = math.log(data["one_layer_diameter"][1] / data["one_layer_diameter"][0]) / math.log(sizes[1] / sizes[0])
-    kept = float(data["with_skip"][-1] / data["with_skip"][0])
+    remaining = float(data["with_skip"][-1] / data["with_skip"][0])
     return (
         Panel(
             f"Attention alone collapses {collapse}; skip connections keep tokens apart",
@@ -318,7 +318,7 @@ def _panels(
             log_y=True,
         ),
         Panel(
-            f"With skip connections {kept:.0%} of the diameter is left after {num_layers} layers",
+            f"With skip connections {remaining:.0%} of the diameter is left after {num_layers} layers",
             "layers",
             "diameter of the tokens",
             [
