@@ -12,6 +12,8 @@
 # %matplotlib inline
 import numpy as np
 import torch
+from torch.nn import Parameter
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 import regard
 from regard import mask, nn, plot
@@ -23,11 +25,8 @@ torch.manual_seed(0)
 
 def difference(x, y):
     """Return the largest difference of two arrays or tensors."""
-    x, y = (
-        a.detach().numpy() if isinstance(a, torch.Tensor) else np.asarray(a)
-        for a in (x, y)
-    )
-    return f"{np.abs(x - y).max():.0e}"
+    error = (torch.as_tensor(x) - torch.as_tensor(y)).detach().abs().max()
+    return f"{error:.0e}"
 
 
 # %% [markdown]
@@ -63,12 +62,7 @@ print("weights", weights.shape)
 
 # %%
 q_, k_, v_ = (torch.from_numpy(x) for x in (q, k, v))
-print(
-    "torch ",
-    difference(
-        output, torch.nn.functional.scaled_dot_product_attention(q_, k_, v_)
-    ),
-)
+print("torch ", difference(output, scaled_dot_product_attention(q_, k_, v_)))
 print("regard", difference(output, regard.attention(q, k, v)))
 
 # %% [markdown]
@@ -88,16 +82,10 @@ def causal(n_q, n_k):
 
 
 output, weights = attention(q, k, v, causal(n_q, n_k))
-print("regard", difference(output, regard.attention(q, k, v, mask=mask.causal())))
-print(
-    "torch ",
-    difference(
-        output,
-        torch.nn.functional.scaled_dot_product_attention(
-            q_, k_, v_, is_causal=True
-        ),
-    ),
-)
+by_regard = regard.attention(q, k, v, mask=mask.causal())
+by_torch = scaled_dot_product_attention(q_, k_, v_, is_causal=True)
+print("regard", difference(output, by_regard))
+print("torch ", difference(output, by_torch))
 
 # %% [markdown]
 # PyTorch's `is_causal` aligns the *first* query with the first key, so its result is different. Both are valid, but
@@ -106,9 +94,8 @@ print(
 # %% cover=true alt="Two maps of four queries and six keys. On the left, the last query sees all keys; on the right, it sees only four"
 first_aligned = np.tril(np.ones((n_q, n_k), dtype=bool))
 maps = np.stack([weights[0, 0], attention(q, k, v, first_aligned)[1][0, 0]])
-plot.weights(
-    maps, titles=["last query at the last key", "first query at the first key"]
-)
+titles = ["last query at the last key", "first query at the first key"]
+plot.weights(maps, titles=titles)
 
 # %% [markdown]
 # ### A query that sees nothing
@@ -120,9 +107,8 @@ nothing = causal(n_q, n_k)
 nothing[1] = False
 with np.errstate(invalid="ignore"):
     print("ours  ", attention(q, k, v, nothing)[0][0, 0, 1, :3])
-print(
-    "regard", regard.attention(q, k, v, mask=torch.from_numpy(nothing))[0, 0, 1, :3]
-)
+by_regard = regard.attention(q, k, v, mask=torch.from_numpy(nothing))
+print("regard", by_regard[0, 0, 1, :3])
 
 # %% [markdown]
 # A NaN spreads to all tokens in the next layer. The output of such a query is 0 in `regard`: a sum over no keys. Two
@@ -139,10 +125,7 @@ def softmax(scores):
 
 output, weights = attention(q, k, v, nothing)
 print("row 1 ", output[0, 0, 1, :3])
-print(
-    "regard",
-    difference(output, regard.attention(q, k, v, mask=torch.from_numpy(nothing))),
-)
+print("regard", difference(output, by_regard))
 
 # %% [markdown]
 # ## The gradient by hand
@@ -163,9 +146,8 @@ def attention_gradient(q, k, v, d_output, visible=True):
     _, weights = attention(q, k, v, visible)
     scale = 1 / np.sqrt(q.shape[-1])
     d_weights = d_output @ v.swapaxes(-1, -2)
-    d_scores = weights * (
-        d_weights - (weights * d_weights).sum(axis=-1, keepdims=True)
-    )
+    row_sums = (weights * d_weights).sum(axis=-1, keepdims=True)
+    d_scores = weights * (d_weights - row_sums)
     d_q = d_scores @ k * scale
     d_k = d_scores.swapaxes(-1, -2) @ q * scale
     d_v = weights.swapaxes(-1, -2) @ d_output
@@ -190,9 +172,9 @@ def loss(q):
 
 
 step = np.zeros_like(q)
-step[1, 2, 1, 7] = 1e-5
+step[1, 2, 2, 7] = 1e-5
 print(f"finite difference {(loss(q + step) - loss(q - step)) / 2e-5:.8f}")
-print(f"by hand           {by_hand[0][1, 2, 1, 7]:.8f}")
+print(f"by hand           {by_hand[0][1, 2, 2, 7]:.8f}")
 
 # %% [markdown]
 # Every row of dS sums to 0, because the softmax only moves weight from one key to another. Hidden keys have gradient
@@ -204,7 +186,11 @@ plot.charts(
     [
         plot.ImagePanel("Weights", "key", "query", weights[0, 0]),
         plot.ImagePanel(
-            "Gradient of the scores", "key", "query", d_scores[0, 0], signed=True
+            "Gradient of the scores",
+            "key",
+            "query",
+            d_scores[0, 0],
+            signed=True,
         ),
     ]
 )
@@ -223,15 +209,15 @@ def attention_in_blocks(q, k, v, block=64):
     """Return the output and the logarithm of the sums; no array has all pairs."""
     n_q, head_dim = q.shape[-2:]
     largest = np.full((*q.shape[:-2], n_q, 1), -np.inf)
-    total, output = np.zeros_like(largest), np.zeros((*q.shape[:-1], v.shape[-1]))
+    total = np.zeros_like(largest)
+    output = np.zeros((*q.shape[:-1], v.shape[-1]))
     for start in range(0, k.shape[-2], block):
-        keys, values = (
-            k[..., start : start + block, :],
-            v[..., start : start + block, :],
-        )
+        keys = k[..., start : start + block, :]
+        values = v[..., start : start + block, :]
         scores = q @ keys.swapaxes(-1, -2) / np.sqrt(head_dim)
         new_largest = np.maximum(largest, scores.max(axis=-1, keepdims=True))
-        rescale, exps = np.exp(largest - new_largest), np.exp(scores - new_largest)
+        rescale = np.exp(largest - new_largest)
+        exps = np.exp(scores - new_largest)
         total = total * rescale + exps.sum(axis=-1, keepdims=True)
         output = output * rescale + exps @ values
         largest = new_largest
@@ -259,11 +245,8 @@ print(f"{result.weights[0, 0, i, j]:.8f}")
 
 # %% alt="Bytes by length on logarithmic axes: all scores grow as n squared, the scores of a block as n"
 lengths = np.array([512, 2048, 8192, 32768, 131072])
-plot.growth(
-    lengths,
-    {"all scores": 8.0 * lengths**2, "a block of 64 keys": 8.0 * 64 * lengths},
-    unit="bytes per head",
-)
+curves = {"all scores": 8.0 * lengths**2, "a block of 64": 8.0 * 64 * lengths}
+plot.growth(lengths, curves, unit="bytes per head")
 
 # %% [markdown]
 # ## A layer
@@ -275,15 +258,13 @@ plot.growth(
 
 # %%
 class SelfAttention(torch.nn.Module):
-    """Causal multi-head self-attention, with an optional cache of keys and values."""
+    """Causal self-attention, with an optional cache of keys and values."""
 
     def __init__(self, embed_dim, num_heads):
         super().__init__()
         self.num_heads = num_heads
-        self.in_proj_weight = torch.nn.Parameter(
-            torch.empty(3 * embed_dim, embed_dim)
-        )
-        self.in_proj_bias = torch.nn.Parameter(torch.zeros(3 * embed_dim))
+        self.in_proj_weight = Parameter(torch.empty(3 * embed_dim, embed_dim))
+        self.in_proj_bias = Parameter(torch.zeros(3 * embed_dim))
         self.out_proj = torch.nn.Linear(embed_dim, embed_dim)
         torch.nn.init.xavier_uniform_(self.in_proj_weight)
 
@@ -291,18 +272,14 @@ class SelfAttention(torch.nn.Module):
         q, k, v = self.project(x)
         if cache is not None:
             if "k" in cache:
-                k, v = (
-                    torch.cat((cache["k"], k), dim=2),
-                    torch.cat((cache["v"], v), dim=2),
-                )
+                k = torch.cat((cache["k"], k), dim=2)
+                v = torch.cat((cache["v"], v), dim=2)
             cache["k"], cache["v"] = k, v
         return self.out_proj(self.merge_heads(self.attend(q, k, v)))
 
     def project(self, x):
         """Return q, k and v, each (batch, heads, n, head_dim)."""
-        projected = torch.nn.functional.linear(
-            x, self.in_proj_weight, self.in_proj_bias
-        )
+        projected = linear(x, self.in_proj_weight, self.in_proj_bias)
         return (self.split_heads(part) for part in projected.chunk(3, dim=-1))
 
     def split_heads(self, x):
@@ -314,12 +291,11 @@ class SelfAttention(torch.nn.Module):
 
     def attend(self, q, k, v):
         n_q, n_k = q.shape[2], k.shape[2]
-        positions = torch.arange(n_k - n_q, n_k)[
-            :, None
-        ]  # the last query has the position of the last key
+        # the last query has the position of the last key
+        positions = torch.arange(n_k - n_q, n_k)[:, None]
+        is_later = torch.arange(n_k) > positions
         scores = q @ k.mT / q.shape[-1] ** 0.5
-        scores = scores.masked_fill(torch.arange(n_k) > positions, -torch.inf)
-        return scores.softmax(-1) @ v
+        return scores.masked_fill(is_later, -torch.inf).softmax(-1) @ v
 
 
 layer = SelfAttention(embed_dim=64, num_heads=8).double()
@@ -334,18 +310,17 @@ regard_layer = nn.MultiHeadAttention(64, num_heads=8).double()
 torch_layer.load_state_dict(layer.state_dict())
 regard_layer.load_state_dict(layer.state_dict())
 
-is_hidden = torch.ones(10, 10, dtype=torch.bool).triu(1)  # here, True means hidden
+is_hidden = torch.ones(10, 10, dtype=torch.bool).triu(1)
 ours = layer(x)
-theirs = {
+theirs = {  # in a mask of torch's layer, True means hidden
     "torch": torch_layer(x, x, x, attn_mask=is_hidden, need_weights=False)[0],
     "regard": regard_layer(x, mask=mask.causal()),
 }
 (gradient,) = torch.autograd.grad(ours.square().sum(), x)
 for name, y in theirs.items():
     (other,) = torch.autograd.grad(y.square().sum(), x)
-    print(
-        f"{name:6} output {difference(ours, y)}, gradient {difference(gradient, other)}"
-    )
+    errors = difference(ours, y), difference(gradient, other)
+    print(f"{name:6} output {errors[0]}, gradient {errors[1]}")
 
 # %% [markdown]
 # ### Two tests that find most bugs
@@ -364,9 +339,8 @@ print(check_causality(layer, embed_dim=64))
 def decode(layer, x):
     cache = {}
     with torch.no_grad():
-        return torch.cat(
-            [layer(token, cache) for token in x.split(1, dim=1)], dim=1
-        )
+        outputs = [layer(token, cache) for token in x.split(1, dim=1)]
+    return torch.cat(outputs, dim=1)
 
 
 print("cache", difference(decode(layer, x), layer(x)))
@@ -386,10 +360,7 @@ class WrongAlignment(SelfAttention):
 
 wrong = WrongAlignment(64, 8).double()
 wrong.load_state_dict(layer.state_dict())
-print(
-    "causality:",
-    "holds" if check_causality(wrong, embed_dim=64).holds else "does not hold",
-)
+print("causality holds:", check_causality(wrong, embed_dim=64).holds)
 print("cache", difference(decode(wrong, x), wrong(x)))
 
 # %% [markdown]
