@@ -182,18 +182,10 @@ print(f"by hand           {by_hand[0][1, 2, 2, 7]:.8f}")
 
 # %% alt="Left: weights of four queries. Right: gradients of the scores in red and blue, 0 for hidden keys and for the hidden row"
 print(f"largest sum of a row: {np.abs(d_scores.sum(axis=-1)).max():.0e}")
-plot.charts(
-    [
-        plot.ImagePanel("Weights", "key", "query", weights[0, 0]),
-        plot.ImagePanel(
-            "Gradient of the scores",
-            "key",
-            "query",
-            d_scores[0, 0],
-            signed=True,
-        ),
-    ]
-)
+left = plot.ImagePanel("Weights", "key", "query", weights[0, 0])
+labels = ("Gradient of the scores", "key", "query")
+right = plot.ImagePanel(*labels, d_scores[0, 0], signed=True)
+plot.charts([left, right])
 
 # %% [markdown]
 # ## Less memory: blocks of keys

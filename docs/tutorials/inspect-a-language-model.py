@@ -112,7 +112,7 @@ plot.charts([plot.Panel(*labels, points)])
 
 # %% [markdown]
 # They are hardly related. Head (1, 7) has a weight of 0.64 on the name, and without it the probability *rises*. Head
-# (0, 1) has no weight on the name, and the prediction needs it. There are three reasons:
+# (0, 1) has no weight on the name, and the prediction needs it. There are several reasons:
 #
 # - Eight heads do the same, so one of them can be removed. Their weights do not show this redundancy.
 # - A weight says how much of a *value* is read. The value and the output matrix decide what is written.

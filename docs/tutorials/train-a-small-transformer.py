@@ -168,19 +168,26 @@ print("twice e:", text_of(nn.generate(model, twice, max_new_tokens=11)[0]))
 #
 # ## Attention before and after
 
-# %% cover=true alt="Two maps of the rows after the separator. Before training all weights are similar. After training each letter attends to a few later letters of the alphabet in the input"
-after = recorded(model)
-
+# %% alt="Ten queries and eleven keys before training: all weights are between 0.02 and 0.15"
 tokens = list(text_of(example[0, :-1]))
-written, given = slice(NUM_LETTERS, None), slice(NUM_LETTERS + 1)
-maps = [r[0].weights[0, 2, written, given] for r in (before, after)]
-labels = (tokens[written], tokens[given])
-plot.weights(torch.stack(maps), labels, titles=["before", "after"])
+queries, keys = slice(NUM_LETTERS, None), slice(NUM_LETTERS + 1)
+
+
+def draw(recording):
+    """Draw the weights of head 2, from the separator and sorted letters to the input."""
+    weights = recording[0].weights[0, 2, queries, keys]
+    return plot.weights(weights, (tokens[queries], tokens[keys]))
+
+
+draw(before)
+
+# %% cover=true alt="After training, each letter attends to one or two letters of the input that follow it in the alphabet"
+draw(recorded(model))
 
 # %% [markdown]
-# These are the weights of head 2 on the input. There is a row for each letter that has just been written, from the
-# separator to the last letter but one. Before training they are nearly uniform. Afterwards, each letter attends to
-# the letters of the input that follow it in the alphabet.
+# There is a row for each letter that has just been written, from the separator to the last letter but one. Before
+# training the weights are nearly uniform. Afterwards, each letter attends to the letters of the input that follow it
+# in the alphabet.
 #
 # This suggests a simple algorithm: *from the current letter, look at all later letters, and take the nearest*. If so,
 # the weight should depend on the difference of the two letters, and on nothing else. Average over many texts:
