@@ -2,11 +2,11 @@
 # # Attention from scratch
 #
 # In this tutorial you write attention yourself: a function with masks and heads, its gradient by hand, a version with
-# little memory, and a layer of 40 lines. Each part is compared with PyTorch and with `regard`. It takes about ten
-# minutes to read and a few seconds to run.
+# little memory, and a layer. Each part is compared with PyTorch and with `regard`. It takes about ten minutes to read
+# and a few seconds to run.
 #
-# You need NumPy and a little PyTorch. What queries, keys, values and the softmax are, and why they are useful, is on
-# the page [Attention, step by step](../guide/attention-step-by-step.md).
+# You need NumPy and a little PyTorch. The page [Attention, step by step](../guide/attention-step-by-step.md) explains
+# queries, keys, values and the softmax.
 
 # %%
 # %matplotlib inline
@@ -91,14 +91,14 @@ print("torch ", difference(output, by_torch))
 # PyTorch's `is_causal` aligns the *first* query with the first key, so its result is different. Both are valid, but
 # mixing them is a common bug. With as many queries as keys, they are the same.
 
-# %% cover=true alt="Two maps of four queries and six keys. On the left, the last query sees all keys; on the right, it sees only four"
+# %% cover=true alt="Two maps of four queries and six keys. On the left, all keys are visible to the last query; on the right, only four"
 first_aligned = np.tril(np.ones((n_q, n_k), dtype=bool))
 maps = np.stack([weights[0, 0], attention(q, k, v, first_aligned)[1][0, 0]])
 titles = ["last query at the last key", "first query at the first key"]
 plot.weights(maps, titles=titles)
 
 # %% [markdown]
-# ### A query that sees nothing
+# ### A query with no visible key
 #
 # Padding can hide all keys of a query. The largest score of such a row is -∞, and -∞ - (-∞) is not a number:
 
@@ -112,7 +112,7 @@ print("regard", by_regard[0, 0, 1, :3])
 
 # %% [markdown]
 # A NaN spreads to all tokens in the next layer. The output of such a query is 0 in `regard`: a sum over no keys. Two
-# lines repair our softmax. The maximum is replaced by a finite number, and a sum of 0 is not used as a divisor:
+# changes repair our softmax. The maximum is replaced by a finite number, and a sum of 0 is not used as a divisor:
 
 
 # %%
@@ -131,12 +131,12 @@ print("regard", difference(output, by_regard))
 # ## The gradient by hand
 #
 # Training needs the gradient of a loss with respect to q, k and v. Let A be the weights and dO the gradient of the
-# loss with respect to the output. The chain rule, read backwards through `attention`, gives five products:
+# loss with respect to the output. The chain rule, read backwards through `attention`, gives three steps:
 #
 # | step forward | step backward |
 # |---|---|
 # | O = A V | dV = Aᵀ dO, and dA = dO Vᵀ |
-# | A = softmax(S) | dS = A · (dA - the sum of A · dA over the row) |
+# | A = softmax(S) | dS = A · (dA - the sum of A · dA over the row), elementwise |
 # | S = Q Kᵀ / √d | dQ = dS K / √d, and dK = dSᵀ Q / √d |
 
 
@@ -163,7 +163,8 @@ for name, hand, auto in zip("qkv", by_hand, by_autograd, strict=True):
     print(f"d{name}", difference(hand, auto))
 
 # %% [markdown]
-# Both agree. Two formulas can share a mistake, so check one entry against the definition of a derivative as well:
+# The gradients agree. Two formulas can share a mistake, so check one entry against the definition of a derivative as
+# well:
 
 
 # %%
@@ -315,16 +316,16 @@ for name, y in theirs.items():
     print(f"{name:6} output {errors[0]}, gradient {errors[1]}")
 
 # %% [markdown]
-# ### Two tests that find most bugs
+# ### Two more tests
 #
-# Nothing above would notice a layer that is wrong only at some lengths, or only with a cache. Two properties find
+# The tests above do not find a layer that is wrong only at some lengths, or only with a cache. Two properties find
 # such bugs. The first is causality: no output changes if a later input changes. `check_causality` tests 14 lengths:
 
 # %%
 print(check_causality(layer, embed_dim=64))
 
 # %% [markdown]
-# The second: decoding token by token with a cache gives the same outputs as one pass over all tokens.
+# The second is consistency: decoding token by token with a cache gives the same outputs as one pass over all tokens.
 
 
 # %%
@@ -338,8 +339,8 @@ def decode(layer, x):
 print("cache", difference(decode(layer, x), layer(x)))
 
 # %% [markdown]
-# Now make the most common mistake: align the mask with the first query. The layer still passes the first test, and
-# fails the second:
+# Now make a common mistake: align the mask with the first query. The layer still passes the first test, and fails the
+# second:
 
 
 # %%
@@ -356,8 +357,8 @@ print("causality holds:", check_causality(wrong, embed_dim=64).holds)
 print("cache", difference(decode(wrong, x), wrong(x)))
 
 # %% [markdown]
-# With a cache there is one query, and the wrong mask shows it only the first key. Training is not affected, so the
-# loss looks fine, and the generated text is bad.
+# With a cache there is one query, and with the wrong mask only the first key is visible to it. Training is not
+# affected. So the loss is good, and the generated text is bad.
 #
 # ## Next
 #

@@ -34,8 +34,8 @@ def rounded(x):
 # ## The score
 #
 # ALiBi (Press et al., 2022) subtracts a number proportional to the distance. The penalties of the distances 1000 and
-# 1001 differ as much as those of 1 and 2. But at a distance of 1000, the penalty is larger than the score of any
-# match.
+# 1001 differ as much as those of 1 and 2. In the steepest of four heads, the penalty of the distance 1000 is 250,
+# which no score of a match makes up for.
 #
 # The idea: subtract the *logarithm* of the distance, times a learned number per head. A weight then decays as a power
 # of the distance, and not exponentially. A modifier is a function of the score `s`, the batch element `b`, the head
@@ -85,8 +85,8 @@ plot.weights(maps, titles=list(decays), scale="log")
 
 # %% [markdown]
 # The scale is logarithmic. With ALiBi's steepest head, on the left, weights fall below 1/10,000 after about 30
-# positions. The power decay keeps some weight at every distance. The first query sees no key, and its output is
-# exactly 0.
+# positions. The power decay keeps some weight at every distance. The first query has no visible key, and its output
+# is exactly 0.
 #
 # ## The normalizer
 #
@@ -122,7 +122,7 @@ def by_formula(q, k, v, power):
     decay = power[:, None, None] * torch.log(1.0 + (i - j).abs())
     scores = q @ k.mT / q.shape[-1] ** 0.5 - decay
     weights = scores.masked_fill(j >= i, -torch.inf).softmax(-1)
-    return weights.nan_to_num(0.0) @ v  # the first query sees no key
+    return weights.nan_to_num(0.0) @ v  # no key is visible to the first query
 
 
 with torch.no_grad():
@@ -213,7 +213,7 @@ print(check_batch_independence(lambda x: layer(x, mask=earlier), embed_dim=64))
 # ## The experiment
 #
 # The model is one layer. A query is the embedding of a key; the layer attends to pairs of a key and a value. All
-# variants have the same size, data, seeds and number of steps. They train on 64 pairs with equally frequent keys.
+# variants have the same sizes, data, seeds and number of steps. They train on 64 pairs with equally frequent keys.
 
 # %%
 NUM_KEYS, NUM_VALUES, EMBED_DIM = 16, 16, 32
@@ -333,9 +333,9 @@ plot.charts([plot.Panel(*labels, series, log_x=True)])
 # - The squared softplus improves the score up to 63 and loses what the power decay gains beyond. For negative scores
 #   it falls as exp(2s), which doubles the power.
 #
-# This is one task, one layer, two seeds, and no tuning. A study would also try learned slopes for ALiBi. It would
-# find that this score is known: with one more parameter it is the logarithmic variant of KERPLE (Chi et al., 2022).
-# Look for your idea in [the list of mechanisms](../mechanisms.md) and in the literature first.
+# This is one task, one layer, two seeds, and no tuning. A study would also try learned slopes for ALiBi. A search
+# would find that this score is known: with one more parameter it is the logarithmic variant of KERPLE (Chi et al.,
+# 2022). Look for your idea in [the list of mechanisms](../mechanisms.md) and in the literature first.
 #
 # ## What did it learn?
 

@@ -2,8 +2,8 @@
 # # Inspect a language model
 #
 # A small language model completes a name. Which heads does it use? In this tutorial you record its attention, make a
-# hypothesis from the maps, and test the hypothesis. Three plausible tests give three different answers, and the
-# reasons are instructive. It takes about ten minutes to read and half a minute to run.
+# hypothesis from the maps, and test the hypothesis. Three plausible tests give three different answers. It takes
+# about ten minutes to read and half a minute to run.
 #
 # The model is part of the package: four layers of eight heads, trained on speeches and *Moby-Dick*
 # ([training](../training/language.md)).
@@ -40,8 +40,8 @@ for token, probability in zip(best.tolist(), values.tolist(), strict=True):
 # %% [markdown]
 # The model continues with "Flask", a name from the first sentence. `regard.record` does not change the model or its
 # outputs. It stores queries, keys and values, and computes any weight from them when you ask for it. The same two
-# lines work for a PyTorch model of your own and for a model of [Hugging Face](../how-to/huggingface.md), whatever its
-# attention function.
+# lines work for a PyTorch model of your own and for a model of [Hugging Face](../how-to/huggingface.md), with [these
+# attention functions](../recording.md#which-calls-are-recorded).
 #
 # ## Look at all heads
 #
@@ -67,8 +67,7 @@ plot.weights(recording[1].weights[0, 6], tokens, title="Layer 1, head 6")
 
 # %% [markdown]
 # The hypothesis is clear: **the heads of layer 1 copy the name**. Olsson et al. (2022) describe such induction heads
-# in many models. But so far this is a hypothesis about where the heads read, and not about what the model does with
-# it.
+# in many models. But the maps show only where the heads read, not what the model does with it.
 #
 # ## Test 1: remove a head
 #

@@ -40,8 +40,8 @@ for tokens in sample(10, 3, torch.Generator().manual_seed(0)):
     print(text_of(tokens))
 
 # %% [markdown]
-# There are 26 · 25 · … · 17, or about 2 · 10¹³, inputs. The model will see 19,200 of them, so it cannot learn them by
-# heart.
+# There are 26 · 25 · … · 17, or about 2 · 10¹³, inputs. Training uses 19,200 of them, so it is not enough to memorize
+# them.
 #
 # ## Model
 #
@@ -136,9 +136,9 @@ right = plot.Panel("Accuracy", "step", "fraction of letters", [accuracy])
 plot.charts([left, right])
 
 # %% [markdown]
-# After 300 steps all new texts of ten letters are sorted without an error. It has never seen another length: with 5
-# letters it makes some errors, and with 20 letters more. On another machine, or with another number of threads, the
-# last digits differ.
+# After 300 steps all new texts of ten letters are sorted without an error. No other length occurs in training. With 5
+# letters the model makes some errors, and with 20 letters more. On another machine, or with another number of
+# threads, the numbers differ slightly.
 #
 # ## Generation
 #
@@ -189,8 +189,8 @@ draw(recorded(model))
 # training the weights are nearly uniform. Afterwards, each letter attends to the letters of the input that follow it
 # in the alphabet.
 #
-# This suggests a simple algorithm: *from the current letter, look at all later letters, and take the nearest*. If so,
-# the weight should depend on the difference of the two letters, and on nothing else. Average over many texts:
+# This suggests a simple algorithm: *compare the current letter with all later letters of the alphabet, and take the
+# nearest*. If so, the weight should depend mostly on the difference of the two letters. Average over many texts:
 
 
 # %%
@@ -247,8 +247,8 @@ series = [plot.Series("", DIFFERENCES, curve)]
 plot.charts([plot.Panel("One head", *axis_labels, series)])
 
 # %% [markdown]
-# One head without positions sorts ten letters just as well. Longer texts, which it has never seen, are sorted better:
-# there are no positions that it has never seen. Its attention is the rule itself, a step that falls off smoothly.
+# One head without positions sorts ten letters just as well. Longer texts are sorted better: without positions, no
+# position can be new. Its attention is the rule itself, a step that falls off smoothly.
 #
 # Five letters remain harder. A probable reason: with few letters, the next one is often farther away in the alphabet
 # than in most training texts.

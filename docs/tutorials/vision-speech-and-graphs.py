@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Vision, speech and graphs
 #
-# In this tutorial you look into four trained models: of handwritten digits, of spoken digits, and of two social
+# In this tutorial you inspect four trained models: of handwritten digits, of spoken digits, and of two social
 # networks. For each you draw what it attends to, and then test whether the prediction depends on it. The answers
 # differ. It takes about eight minutes to read and half a minute to run.
 #
@@ -109,8 +109,8 @@ for name, order in orders.items():
 #
 # ## Spoken digits
 #
-# The speech model reads log-mel frames: the power in 40 bands of frequency, every 10 ms. Convolutions make a token of
-# every four frames. Here are thirty clips of three synthetic voices that are not in the training data.
+# The speech model reads log-mel frames: the power in 40 bands of frequency, every 10 ms. Convolutions make a token
+# for every four frames. Here are thirty clips of three synthetic voices that are not in the training data.
 
 # %%
 speech = models.load_trained("trained/speech.safetensors").model
@@ -291,7 +291,7 @@ for name, trainer in trainers.items():
 #
 # The same four steps worked for images, sound and graphs: record, draw, state a claim, and test it against a control.
 # The results were different each time: a map that is useful, a map that shows only what does not matter, and a map
-# that hardly differs from a mean. The maps themselves do not say which case it is.
+# that hardly differs from a mean. The maps alone do not show which case it is.
 #
 # ## Next
 #
