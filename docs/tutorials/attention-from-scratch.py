@@ -2,16 +2,18 @@
 # # Attention from scratch
 #
 # In this tutorial you write attention yourself: a function with masks and heads, its gradient by hand, a version with
-# little memory, and a layer of 40 lines. Each part is compared with PyTorch and with `regard`. It takes about ten
-# minutes to read and a few seconds to run.
+# little memory, and a layer. Each part is compared with PyTorch and with `regard`. It takes about ten minutes to read
+# and a few seconds to run.
 #
-# You need NumPy and a little PyTorch. What queries, keys, values and the softmax are, and why they are useful, is on
-# the page [Attention, step by step](../guide/attention-step-by-step.md).
+# You need NumPy and a little PyTorch. The page [Attention, step by step](../guide/attention-step-by-step.md) explains
+# queries, keys, values and the softmax.
 
 # %%
 # %matplotlib inline
 import numpy as np
 import torch
+from torch.nn import Parameter
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 import regard
 from regard import mask, nn, plot
@@ -23,11 +25,8 @@ torch.manual_seed(0)
 
 def difference(x, y):
     """Return the largest difference of two arrays or tensors."""
-    x, y = (
-        a.detach().numpy() if isinstance(a, torch.Tensor) else np.asarray(a)
-        for a in (x, y)
-    )
-    return f"{np.abs(x - y).max():.0e}"
+    error = (torch.as_tensor(x) - torch.as_tensor(y)).detach().abs().max()
+    return f"{error:.0e}"
 
 
 # %% [markdown]
@@ -63,12 +62,7 @@ print("weights", weights.shape)
 
 # %%
 q_, k_, v_ = (torch.from_numpy(x) for x in (q, k, v))
-print(
-    "torch ",
-    difference(
-        output, torch.nn.functional.scaled_dot_product_attention(q_, k_, v_)
-    ),
-)
+print("torch ", difference(output, scaled_dot_product_attention(q_, k_, v_)))
 print("regard", difference(output, regard.attention(q, k, v)))
 
 # %% [markdown]
@@ -88,30 +82,23 @@ def causal(n_q, n_k):
 
 
 output, weights = attention(q, k, v, causal(n_q, n_k))
-print("regard", difference(output, regard.attention(q, k, v, mask=mask.causal())))
-print(
-    "torch ",
-    difference(
-        output,
-        torch.nn.functional.scaled_dot_product_attention(
-            q_, k_, v_, is_causal=True
-        ),
-    ),
-)
+by_regard = regard.attention(q, k, v, mask=mask.causal())
+by_torch = scaled_dot_product_attention(q_, k_, v_, is_causal=True)
+print("regard", difference(output, by_regard))
+print("torch ", difference(output, by_torch))
 
 # %% [markdown]
 # PyTorch's `is_causal` aligns the *first* query with the first key, so its result is different. Both are valid, but
 # mixing them is a common bug. With as many queries as keys, they are the same.
 
-# %% cover=true alt="Two maps of four queries and six keys. On the left, the last query sees all keys; on the right, it sees only four"
+# %% cover=true alt="Two maps of four queries and six keys. On the left, all keys are visible to the last query; on the right, only four"
 first_aligned = np.tril(np.ones((n_q, n_k), dtype=bool))
 maps = np.stack([weights[0, 0], attention(q, k, v, first_aligned)[1][0, 0]])
-plot.weights(
-    maps, titles=["last query at the last key", "first query at the first key"]
-)
+titles = ["last query at the last key", "first query at the first key"]
+plot.weights(maps, titles=titles)
 
 # %% [markdown]
-# ### A query that sees nothing
+# ### A query with no visible key
 #
 # Padding can hide all keys of a query. The largest score of such a row is -∞, and -∞ - (-∞) is not a number:
 
@@ -120,13 +107,12 @@ nothing = causal(n_q, n_k)
 nothing[1] = False
 with np.errstate(invalid="ignore"):
     print("ours  ", attention(q, k, v, nothing)[0][0, 0, 1, :3])
-print(
-    "regard", regard.attention(q, k, v, mask=torch.from_numpy(nothing))[0, 0, 1, :3]
-)
+by_regard = regard.attention(q, k, v, mask=torch.from_numpy(nothing))
+print("regard", by_regard[0, 0, 1, :3])
 
 # %% [markdown]
 # A NaN spreads to all tokens in the next layer. The output of such a query is 0 in `regard`: a sum over no keys. Two
-# lines repair our softmax. The maximum is replaced by a finite number, and a sum of 0 is not used as a divisor:
+# changes repair our softmax. The maximum is replaced by a finite number, and a sum of 0 is not used as a divisor:
 
 
 # %%
@@ -139,21 +125,18 @@ def softmax(scores):
 
 output, weights = attention(q, k, v, nothing)
 print("row 1 ", output[0, 0, 1, :3])
-print(
-    "regard",
-    difference(output, regard.attention(q, k, v, mask=torch.from_numpy(nothing))),
-)
+print("regard", difference(output, by_regard))
 
 # %% [markdown]
 # ## The gradient by hand
 #
 # Training needs the gradient of a loss with respect to q, k and v. Let A be the weights and dO the gradient of the
-# loss with respect to the output. The chain rule, read backwards through `attention`, gives five products:
+# loss with respect to the output. The chain rule, read backwards through `attention`, gives three steps:
 #
 # | step forward | step backward |
 # |---|---|
 # | O = A V | dV = Aᵀ dO, and dA = dO Vᵀ |
-# | A = softmax(S) | dS = A · (dA - the sum of A · dA over the row) |
+# | A = softmax(S) | dS = A · (dA - the sum of A · dA over the row), elementwise |
 # | S = Q Kᵀ / √d | dQ = dS K / √d, and dK = dSᵀ Q / √d |
 
 
@@ -163,9 +146,8 @@ def attention_gradient(q, k, v, d_output, visible=True):
     _, weights = attention(q, k, v, visible)
     scale = 1 / np.sqrt(q.shape[-1])
     d_weights = d_output @ v.swapaxes(-1, -2)
-    d_scores = weights * (
-        d_weights - (weights * d_weights).sum(axis=-1, keepdims=True)
-    )
+    row_sums = (weights * d_weights).sum(axis=-1, keepdims=True)
+    d_scores = weights * (d_weights - row_sums)
     d_q = d_scores @ k * scale
     d_k = d_scores.swapaxes(-1, -2) @ q * scale
     d_v = weights.swapaxes(-1, -2) @ d_output
@@ -181,7 +163,8 @@ for name, hand, auto in zip("qkv", by_hand, by_autograd, strict=True):
     print(f"d{name}", difference(hand, auto))
 
 # %% [markdown]
-# Both agree. Two formulas can share a mistake, so check one entry against the definition of a derivative as well:
+# The gradients agree. Two formulas can share a mistake, so check one entry against the definition of a derivative as
+# well:
 
 
 # %%
@@ -190,9 +173,9 @@ def loss(q):
 
 
 step = np.zeros_like(q)
-step[1, 2, 1, 7] = 1e-5
+step[1, 2, 2, 7] = 1e-5
 print(f"finite difference {(loss(q + step) - loss(q - step)) / 2e-5:.8f}")
-print(f"by hand           {by_hand[0][1, 2, 1, 7]:.8f}")
+print(f"by hand           {by_hand[0][1, 2, 2, 7]:.8f}")
 
 # %% [markdown]
 # Every row of dS sums to 0, because the softmax only moves weight from one key to another. Hidden keys have gradient
@@ -200,14 +183,10 @@ print(f"by hand           {by_hand[0][1, 2, 1, 7]:.8f}")
 
 # %% alt="Left: weights of four queries. Right: gradients of the scores in red and blue, 0 for hidden keys and for the hidden row"
 print(f"largest sum of a row: {np.abs(d_scores.sum(axis=-1)).max():.0e}")
-plot.charts(
-    [
-        plot.ImagePanel("Weights", "key", "query", weights[0, 0]),
-        plot.ImagePanel(
-            "Gradient of the scores", "key", "query", d_scores[0, 0], signed=True
-        ),
-    ]
-)
+left = plot.ImagePanel("Weights", "key", "query", weights[0, 0])
+labels = ("Gradient of the scores", "key", "query")
+right = plot.ImagePanel(*labels, d_scores[0, 0], signed=True)
+plot.charts([left, right])
 
 # %% [markdown]
 # ## Less memory: blocks of keys
@@ -223,15 +202,15 @@ def attention_in_blocks(q, k, v, block=64):
     """Return the output and the logarithm of the sums; no array has all pairs."""
     n_q, head_dim = q.shape[-2:]
     largest = np.full((*q.shape[:-2], n_q, 1), -np.inf)
-    total, output = np.zeros_like(largest), np.zeros((*q.shape[:-1], v.shape[-1]))
+    total = np.zeros_like(largest)
+    output = np.zeros((*q.shape[:-1], v.shape[-1]))
     for start in range(0, k.shape[-2], block):
-        keys, values = (
-            k[..., start : start + block, :],
-            v[..., start : start + block, :],
-        )
+        keys = k[..., start : start + block, :]
+        values = v[..., start : start + block, :]
         scores = q @ keys.swapaxes(-1, -2) / np.sqrt(head_dim)
         new_largest = np.maximum(largest, scores.max(axis=-1, keepdims=True))
-        rescale, exps = np.exp(largest - new_largest), np.exp(scores - new_largest)
+        rescale = np.exp(largest - new_largest)
+        exps = np.exp(scores - new_largest)
         total = total * rescale + exps.sum(axis=-1, keepdims=True)
         output = output * rescale + exps @ values
         largest = new_largest
@@ -259,11 +238,8 @@ print(f"{result.weights[0, 0, i, j]:.8f}")
 
 # %% alt="Bytes by length on logarithmic axes: all scores grow as n squared, the scores of a block as n"
 lengths = np.array([512, 2048, 8192, 32768, 131072])
-plot.growth(
-    lengths,
-    {"all scores": 8.0 * lengths**2, "a block of 64 keys": 8.0 * 64 * lengths},
-    unit="bytes per head",
-)
+curves = {"all scores": 8.0 * lengths**2, "a block of 64": 8.0 * 64 * lengths}
+plot.growth(lengths, curves, unit="bytes per head")
 
 # %% [markdown]
 # ## A layer
@@ -275,15 +251,13 @@ plot.growth(
 
 # %%
 class SelfAttention(torch.nn.Module):
-    """Causal multi-head self-attention, with an optional cache of keys and values."""
+    """Causal self-attention, with an optional cache of keys and values."""
 
     def __init__(self, embed_dim, num_heads):
         super().__init__()
         self.num_heads = num_heads
-        self.in_proj_weight = torch.nn.Parameter(
-            torch.empty(3 * embed_dim, embed_dim)
-        )
-        self.in_proj_bias = torch.nn.Parameter(torch.zeros(3 * embed_dim))
+        self.in_proj_weight = Parameter(torch.empty(3 * embed_dim, embed_dim))
+        self.in_proj_bias = Parameter(torch.zeros(3 * embed_dim))
         self.out_proj = torch.nn.Linear(embed_dim, embed_dim)
         torch.nn.init.xavier_uniform_(self.in_proj_weight)
 
@@ -291,18 +265,14 @@ class SelfAttention(torch.nn.Module):
         q, k, v = self.project(x)
         if cache is not None:
             if "k" in cache:
-                k, v = (
-                    torch.cat((cache["k"], k), dim=2),
-                    torch.cat((cache["v"], v), dim=2),
-                )
+                k = torch.cat((cache["k"], k), dim=2)
+                v = torch.cat((cache["v"], v), dim=2)
             cache["k"], cache["v"] = k, v
         return self.out_proj(self.merge_heads(self.attend(q, k, v)))
 
     def project(self, x):
         """Return q, k and v, each (batch, heads, n, head_dim)."""
-        projected = torch.nn.functional.linear(
-            x, self.in_proj_weight, self.in_proj_bias
-        )
+        projected = linear(x, self.in_proj_weight, self.in_proj_bias)
         return (self.split_heads(part) for part in projected.chunk(3, dim=-1))
 
     def split_heads(self, x):
@@ -314,12 +284,11 @@ class SelfAttention(torch.nn.Module):
 
     def attend(self, q, k, v):
         n_q, n_k = q.shape[2], k.shape[2]
-        positions = torch.arange(n_k - n_q, n_k)[
-            :, None
-        ]  # the last query has the position of the last key
+        # the last query has the position of the last key
+        positions = torch.arange(n_k - n_q, n_k)[:, None]
+        is_later = torch.arange(n_k) > positions
         scores = q @ k.mT / q.shape[-1] ** 0.5
-        scores = scores.masked_fill(torch.arange(n_k) > positions, -torch.inf)
-        return scores.softmax(-1) @ v
+        return scores.masked_fill(is_later, -torch.inf).softmax(-1) @ v
 
 
 layer = SelfAttention(embed_dim=64, num_heads=8).double()
@@ -334,46 +303,44 @@ regard_layer = nn.MultiHeadAttention(64, num_heads=8).double()
 torch_layer.load_state_dict(layer.state_dict())
 regard_layer.load_state_dict(layer.state_dict())
 
-is_hidden = torch.ones(10, 10, dtype=torch.bool).triu(1)  # here, True means hidden
+is_hidden = torch.ones(10, 10, dtype=torch.bool).triu(1)
 ours = layer(x)
-theirs = {
+theirs = {  # in a mask of torch's layer, True means hidden
     "torch": torch_layer(x, x, x, attn_mask=is_hidden, need_weights=False)[0],
     "regard": regard_layer(x, mask=mask.causal()),
 }
 (gradient,) = torch.autograd.grad(ours.square().sum(), x)
 for name, y in theirs.items():
     (other,) = torch.autograd.grad(y.square().sum(), x)
-    print(
-        f"{name:6} output {difference(ours, y)}, gradient {difference(gradient, other)}"
-    )
+    errors = difference(ours, y), difference(gradient, other)
+    print(f"{name:6} output {errors[0]}, gradient {errors[1]}")
 
 # %% [markdown]
-# ### Two tests that find most bugs
+# ### Two more tests
 #
-# Nothing above would notice a layer that is wrong only at some lengths, or only with a cache. Two properties find
+# The tests above do not find a layer that is wrong only at some lengths, or only with a cache. Two properties find
 # such bugs. The first is causality: no output changes if a later input changes. `check_causality` tests 14 lengths:
 
 # %%
 print(check_causality(layer, embed_dim=64))
 
 # %% [markdown]
-# The second: decoding token by token with a cache gives the same outputs as one pass over all tokens.
+# The second is consistency: decoding token by token with a cache gives the same outputs as one pass over all tokens.
 
 
 # %%
 def decode(layer, x):
     cache = {}
     with torch.no_grad():
-        return torch.cat(
-            [layer(token, cache) for token in x.split(1, dim=1)], dim=1
-        )
+        outputs = [layer(token, cache) for token in x.split(1, dim=1)]
+    return torch.cat(outputs, dim=1)
 
 
 print("cache", difference(decode(layer, x), layer(x)))
 
 # %% [markdown]
-# Now make the most common mistake: align the mask with the first query. The layer still passes the first test, and
-# fails the second:
+# Now make a common mistake: align the mask with the first query. The layer still passes the first test, and fails the
+# second:
 
 
 # %%
@@ -386,15 +353,12 @@ class WrongAlignment(SelfAttention):
 
 wrong = WrongAlignment(64, 8).double()
 wrong.load_state_dict(layer.state_dict())
-print(
-    "causality:",
-    "holds" if check_causality(wrong, embed_dim=64).holds else "does not hold",
-)
+print("causality holds:", check_causality(wrong, embed_dim=64).holds)
 print("cache", difference(decode(wrong, x), wrong(x)))
 
 # %% [markdown]
-# With a cache there is one query, and the wrong mask shows it only the first key. Training is not affected, so the
-# loss looks fine, and the generated text is bad.
+# With a cache there is one query, and with the wrong mask only the first key is visible to it. Training is not
+# affected. So the loss is good, and the generated text is bad.
 #
 # ## Next
 #

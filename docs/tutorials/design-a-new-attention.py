@@ -19,17 +19,23 @@
 # %%
 # %matplotlib inline
 import torch
+from torch.nn.functional import cross_entropy, softplus
 
 import regard
 from regard import mask, nn, plot, score
 from regard.theory import check_batch_independence, check_causality
 
+
+def rounded(x):
+    return [round(number, 2) for number in x.tolist()]
+
+
 # %% [markdown]
 # ## The score
 #
 # ALiBi (Press et al., 2022) subtracts a number proportional to the distance. The penalties of the distances 1000 and
-# 1001 differ as much as those of 1 and 2. But at a distance of 1000, the penalty is larger than the score of any
-# match.
+# 1001 differ as much as those of 1 and 2. In the steepest of four heads, the penalty of the distance 1000 is 250,
+# which no score of a match makes up for.
 #
 # The idea: subtract the *logarithm* of the distance, times a learned number per head. A weight then decays as a power
 # of the distance, and not exponentially. A modifier is a function of the score `s`, the batch element `b`, the head
@@ -49,9 +55,7 @@ q, k, v = torch.randn(3, 1, num_heads, 128, 16)
 output = regard.attention(q, k, v, score=power_decay)
 output.square().sum().backward()
 print("output", tuple(output.shape))
-print(
-    "gradient of the power of each head", [round(x, 2) for x in power.grad.tolist()]
-)
+print("gradient of the powers", rounded(power.grad))
 
 # %% [markdown]
 # The function runs once, with symbols instead of numbers, and becomes a formula that every backend computes. Tensors
@@ -65,23 +69,24 @@ print(
 # %%
 earlier = mask.from_function(lambda b, h, i, j: j < i)
 decays = {"alibi": score.alibi(), "power decay": power_decay}
-x = torch.zeros(
-    1, num_heads, 96, 16
-)  # all products are 0, so the weights show the decay alone
-maps = torch.stack(
-    [
-        regard.attention_with_weights(x, x, x, score=f, mask=earlier).weights[0, 0]
-        for f in decays.values()
-    ]
-)
+# all products are 0, so the weights show the decay alone
+x = torch.zeros(1, num_heads, 96, 16)
+
+
+def first_head(q, k, v, f):
+    """Return the weights of the first head with the score f."""
+    result = regard.attention_with_weights(q, k, v, score=f, mask=earlier)
+    return result.weights[0, 0].detach()
+
 
 # %% cover=true alt="Two maps of 96 positions on a logarithmic scale. ALiBi: a band along the diagonal. Power decay: all positions below the diagonal are visible"
-plot.weights(maps.detach(), titles=list(decays), scale="log")
+maps = torch.stack([first_head(x, x, x, f) for f in decays.values()])
+plot.weights(maps, titles=list(decays), scale="log")
 
 # %% [markdown]
 # The scale is logarithmic. With ALiBi's steepest head, on the left, weights fall below 1/10,000 after about 30
-# positions. The power decay keeps some weight at every distance. The first query sees no key, and its output is
-# exactly 0.
+# positions. The power decay keeps some weight at every distance. The first query has no visible key, and its output
+# is exactly 0.
 #
 # ## The normalizer
 #
@@ -93,16 +98,14 @@ plot.weights(maps.detach(), titles=list(decays), scale="log")
 
 # %%
 def squared_softplus(s, b, h, i, j):
-    return 2 * torch.log(torch.nn.functional.softplus(s))
+    return 2 * torch.log(softplus(s))
 
 
 ours = score.scaled_dot().then(power_decay)
 squashed = ours.then(squared_softplus)
 for name, f in {"softmax": ours, "softplus": squashed}.items():
-    weights = regard.attention_with_weights(q, k, v, score=f, mask=earlier).weights[
-        0, 0, -1
-    ]
-    print(f"{name:8} largest weight {weights.max():.3f}, sum {weights.sum():.3f}")
+    last_row = first_head(q, k, v, f)[-1]
+    print(f"{name:8} largest {last_row.max():.3f}, sum {last_row.sum():.3f}")
 
 # %% [markdown]
 # A normalizer that is not a quotient of this kind needs a class: see [a normalizer of your
@@ -116,21 +119,17 @@ for name, f in {"softmax": ours, "softplus": squashed}.items():
 # %%
 def by_formula(q, k, v, power):
     i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
-    scores = q @ k.mT / q.shape[-1] ** 0.5 - power[:, None, None] * torch.log(
-        1.0 + (i - j).abs()
-    )
-    weights = (
-        scores.masked_fill(j >= i, -torch.inf).softmax(-1).nan_to_num(0.0)
-    )  # the first row has no key
-    return weights @ v
+    decay = power[:, None, None] * torch.log(1.0 + (i - j).abs())
+    scores = q @ k.mT / q.shape[-1] ** 0.5 - decay
+    weights = scores.masked_fill(j >= i, -torch.inf).softmax(-1)
+    return weights.nan_to_num(0.0) @ v  # no key is visible to the first query
 
 
 with torch.no_grad():
     double = [x.double() for x in (q, k, v)]
-    error = regard.attention(*double, score=ours, mask=earlier) - by_formula(
-        *double, power.double()
-    )
-    print(f"largest error in float64: {error.abs().max():.0e}")
+    output = regard.attention(*double, score=ours, mask=earlier)
+    error = (output - by_formula(*double, power.double())).abs().max()
+    print(f"largest error in float64: {error:.0e}")
 
 # %% [markdown]
 # Then compare first and second derivatives with finite differences, with respect to the queries and to the powers.
@@ -155,19 +154,15 @@ print("second derivatives:", torch.autograd.gradgradcheck(call, inputs))
 # %% [markdown]
 # ## What runs, and at what cost
 #
-# `explain` computes nothing. It prints the formula that was understood, the backend, and the cost:
+# `explain` computes nothing. It returns the formula as the library reads it, the backend, and the cost. These are
+# some of its lines ([all of them](../reference/explain.md)):
 
 # %% varies=true
-plan = regard.explain(
-    (1, 4, 2048, 64), (1, 4, 2048, 64), (1, 4, 2048, 64), score=ours, mask=earlier
-)
-print(
-    "\n".join(
-        line
-        for line in str(plan).splitlines()
-        if not line.startswith("         not ")
-    )
-)
+shape = (1, num_heads, 2048, 64)
+plan = regard.explain(shape, shape, shape, score=ours, mask=earlier)
+for line in str(plan).splitlines():
+    if line.startswith(("formula", "shape", "tiles", "cost")):
+        print(line.partition(", float32")[0])
 
 # %% [markdown]
 # Half of the tiles are above the diagonal and skipped. Now measure the time, and the memory beyond the inputs,
@@ -176,9 +171,8 @@ print(
 # %% varies=true
 big_q, big_k, big_v = torch.randn(3, 1, num_heads, 2048, 64)
 formula = ("formula", lambda q, k, v: by_formula(q, k, v, power))
-comparison = regard.compare(
-    big_q, big_k, big_v, formula, ("regard", {"score": ours, "mask": earlier})
-)
+library = ("regard", {"score": ours, "mask": earlier})
+comparison = regard.compare(big_q, big_k, big_v, formula, library)
 for side in (comparison.a, comparison.b):
     milliseconds, mebibytes = 1000 * side.seconds, side.memory_bytes / 2**20
     print(f"{side.name:8} {milliseconds:.0f} ms, {mebibytes:.1f} MiB")
@@ -194,7 +188,7 @@ for side in (comparison.a, comparison.b):
 
 # %%
 class PowerDecay(torch.nn.Module):
-    """s - power[head] · log(1 + distance), optionally followed by another modifier."""
+    """s - power[head] · log(1 + distance), then another modifier if given."""
 
     def __init__(self, num_heads, then=None):
         super().__init__()
@@ -209,10 +203,9 @@ class PowerDecay(torch.nn.Module):
         return decay if self.then is None else decay.then(self.then)
 
 
-layer = nn.MultiHeadAttention(
-    64, num_heads=num_heads, score=PowerDecay(num_heads)
-).double()
-print([name for name, _ in layer.named_parameters()])
+layer = nn.MultiHeadAttention(64, num_heads, score=PowerDecay(num_heads))
+layer = layer.double()
+print(*(name for name, _ in layer.named_parameters()))
 print(check_causality(lambda x: layer(x, mask=earlier), embed_dim=64))
 print(check_batch_independence(lambda x: layer(x, mask=earlier), embed_dim=64))
 
@@ -220,35 +213,38 @@ print(check_batch_independence(lambda x: layer(x, mask=earlier), embed_dim=64))
 # ## The experiment
 #
 # The model is one layer. A query is the embedding of a key; the layer attends to pairs of a key and a value. All
-# variants have the same size, data, seeds and number of steps. They train on 64 pairs with equally frequent keys.
+# variants have the same sizes, data, seeds and number of steps. They train on 64 pairs with equally frequent keys.
 
 # %%
 NUM_KEYS, NUM_VALUES, EMBED_DIM = 16, 16, 32
 
 
 def sample(n, batch_size, generator, exponent=0.0):
-    """Return keys, values, and the position of the most recent equal key or -1.
+    """Return keys, values, and the position of the most recent equal key.
 
-    Each has shape (batch_size, n). Key m has a frequency proportional to 1 / m^exponent.
+    Each has shape (batch_size, n). A position is -1 if there is no such key.
+    Key m has a frequency proportional to 1 / m^exponent.
     """
     frequency = torch.arange(1, NUM_KEYS + 1.0) ** -exponent
-    keys = frequency.multinomial(
-        batch_size * n, replacement=True, generator=generator
-    ).view(batch_size, n)
+    keys = torch.multinomial(
+        frequency.expand(batch_size, -1),
+        n,
+        replacement=True,
+        generator=generator,
+    )
     values = torch.randint(NUM_VALUES, (batch_size, n), generator=generator)
     is_match = (keys[:, :, None] == keys[:, None, :]).tril(-1)
     return keys, values, torch.where(is_match, torch.arange(n), -1).amax(-1)
 
 
 class MostRecentValue(torch.nn.Module):
-    def __init__(self, **options):
+    def __init__(self, score):
         super().__init__()
         self.key_embedding = torch.nn.Embedding(NUM_KEYS, EMBED_DIM)
         self.value_embedding = torch.nn.Embedding(NUM_VALUES, EMBED_DIM)
-        self.attention = nn.MultiHeadAttention(
-            2 * EMBED_DIM, num_heads=num_heads, **options
-        )
-        self.output = torch.nn.Linear(2 * EMBED_DIM, NUM_VALUES)
+        dim = 2 * EMBED_DIM
+        self.attention = nn.MultiHeadAttention(dim, num_heads, score=score)
+        self.output = torch.nn.Linear(dim, NUM_VALUES)
 
     def forward(self, keys, values):
         embedded = self.key_embedding(keys)
@@ -257,17 +253,16 @@ class MostRecentValue(torch.nn.Module):
         return self.output(self.attention(query, memory, mask=earlier))
 
 
-def train(options, seed, steps=300):
+def train(make_score, seed, steps=300):
     torch.manual_seed(seed)
-    model = MostRecentValue(**options())
+    model = MostRecentValue(make_score())
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         keys, values, recent = sample(64, 32, generator)
-        target = torch.where(
-            recent >= 0, values.gather(1, recent.clamp(min=0)), -100
-        )  # -100 is ignored
-        loss = torch.nn.functional.cross_entropy(model(keys, values).mT, target)
+        target = values.gather(1, recent.clamp(min=0))
+        target[recent < 0] = -100  # ignored by the loss
+        loss = cross_entropy(model(keys, values).mT, target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -275,16 +270,14 @@ def train(options, seed, steps=300):
 
 
 variants = {
-    "no distance": dict,
-    "ALiBi": lambda: {"score": score.alibi()},
-    "power decay": lambda: {"score": PowerDecay(num_heads)},
-    "power decay, softplus": lambda: {
-        "score": PowerDecay(num_heads, then=squared_softplus)
-    },
+    "no distance": lambda: None,
+    "ALiBi": score.alibi,
+    "power decay": lambda: PowerDecay(num_heads),
+    "power decay, softplus": lambda: PowerDecay(num_heads, squared_softplus),
 }
 models = {
-    name: [train(options, seed) for seed in (0, 1)]
-    for name, options in variants.items()
+    name: [train(make_score, seed) for seed in (0, 1)]
+    for name, make_score in variants.items()
 }
 
 # %% [markdown]
@@ -293,22 +286,21 @@ models = {
 
 # %%
 BINS = [(1, 4), (4, 16), (16, 64), (64, 256), (256, 1024)]
-keys, values, recent = sample(
-    1024, 8, torch.Generator().manual_seed(99), exponent=2.0
-)
+generator = torch.Generator().manual_seed(99)
+keys, values, recent = sample(1024, 8, generator, exponent=2.0)
+answers = values.gather(1, recent.clamp(min=0))
 distance = torch.arange(1024) - recent
 
 
 def accuracies(model):
     """Return the accuracy in each bin of distances."""
     with torch.no_grad():
-        is_correct = model(keys, values).argmax(-1) == values.gather(
-            1, recent.clamp(min=0)
-        )
-    bins = [
-        (recent >= 0) & (distance >= low) & (distance < high) for low, high in BINS
-    ]
-    return torch.stack([is_correct[selected].float().mean() for selected in bins])
+        is_correct = model(keys, values).argmax(-1) == answers
+    by_bin = []
+    for low, high in BINS:
+        selected = (recent >= 0) & (distance >= low) & (distance < high)
+        by_bin.append(is_correct[selected].float().mean())
+    return torch.stack(by_bin)
 
 
 results = {
@@ -325,17 +317,8 @@ series = [
     plot.Series(name, centers, accuracy.mean(0))
     for name, accuracy in results.items()
 ]
-plot.charts(
-    [
-        plot.Panel(
-            "The most recent value",
-            "distance",
-            "accuracy, mean of two seeds",
-            series,
-            log_x=True,
-        )
-    ]
-)
+labels = ("The most recent value", "distance", "accuracy, mean of two seeds")
+plot.charts([plot.Panel(*labels, series, log_x=True)])
 
 # %% [markdown]
 # Each row has the accuracies of both seeds. What can be concluded?
@@ -350,25 +333,22 @@ plot.charts(
 # - The squared softplus improves the score up to 63 and loses what the power decay gains beyond. For negative scores
 #   it falls as exp(2s), which doubles the power.
 #
-# This is one task, one layer, two seeds, and no tuning. A study would also try learned slopes for ALiBi. It would
-# find that this score is known: with one more parameter it is the logarithmic variant of KERPLE (Chi et al., 2022).
-# Look for your idea in [the list of mechanisms](../gallery/index.md) and in the literature first.
+# This is one task, one layer, two seeds, and no tuning. A study would also try learned slopes for ALiBi. A search
+# would find that this score is known: with one more parameter it is the logarithmic variant of KERPLE (Chi et al.,
+# 2022). Look for your idea in [the gallery](../gallery/index.md) and in the literature first.
 #
 # ## What did it learn?
 
 # %% alt="The weights of four heads on 48 pairs after training; each row has one or a few bright cells, at earlier pairs with the same key"
 model = models["power decay"][0]
-print("powers", [round(x, 2) for x in model.attention.score.power.tolist()])
+print("powers", rounded(model.attention.score.power))
 keys, values, recent = sample(48, 1, torch.Generator().manual_seed(3))
 with torch.no_grad(), regard.record(model) as recording:
     model(keys, values)
 weights = recording[0].weights[0]
 has_match = recent[0] >= 0
 on_recent = weights[:, has_match, recent[0][has_match]].mean(-1)
-print(
-    "mean weight on the most recent match",
-    [round(x, 2) for x in on_recent.tolist()],
-)
+print("mean weight on the most recent match", rounded(on_recent))
 plot.head_maps(weights[None])
 
 # %% [markdown]

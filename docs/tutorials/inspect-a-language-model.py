@@ -2,8 +2,8 @@
 # # Inspect a language model
 #
 # A small language model completes a name. Which heads does it use? In this tutorial you record its attention, make a
-# hypothesis from the maps, and test the hypothesis. Three plausible tests give three different answers, and the
-# reasons are instructive. It takes about ten minutes to read and half a minute to run.
+# hypothesis from the maps, and test the hypothesis. Three plausible tests give three different answers. It takes
+# about ten minutes to read and half a minute to run.
 #
 # The model is part of the package: four layers of eight heads, trained on speeches and *Moby-Dick*
 # ([training](../training/language.md)).
@@ -40,8 +40,8 @@ for token, probability in zip(best.tolist(), values.tolist(), strict=True):
 # %% [markdown]
 # The model continues with "Flask", a name from the first sentence. `regard.record` does not change the model or its
 # outputs. It stores queries, keys and values, and computes any weight from them when you ask for it. The same two
-# lines work for a PyTorch model of your own and for a model of [Hugging Face](../how-to/huggingface.md), whatever its
-# attention function.
+# lines work for a PyTorch model of your own and for a model of [Hugging Face](../how-to/huggingface.md), with [these
+# attention functions](../recording.md#which-calls-are-recorded).
 #
 # ## Look at all heads
 #
@@ -56,10 +56,7 @@ plot.heads(table, "induction")
 answer = tokens.index(" Flask")
 for layer in range(4):
     weights = recording[layer].weights[0, :, -1, answer]
-    print(
-        f"layer {layer}: weights of the last token on ' Flask'",
-        *(f"{weight:.2f}" for weight in weights),
-    )
+    print(f"layer {layer}:", *(f"{weight:.2f}" for weight in weights))
 
 # %% [markdown]
 # All eight heads of layer 1 put most of the weight of the last token on "Flask". Here is one of them. Each token of
@@ -70,8 +67,7 @@ plot.weights(recording[1].weights[0, 6], tokens, title="Layer 1, head 6")
 
 # %% [markdown]
 # The hypothesis is clear: **the heads of layer 1 copy the name**. Olsson et al. (2022) describe such induction heads
-# in many models. But so far this is a hypothesis about where the heads read, and not about what the model does with
-# it.
+# in many models. But the maps show only where the heads read, not what the model does with it.
 #
 # ## Test 1: remove a head
 #
@@ -91,50 +87,31 @@ def probability(patches, ids=ids):
 
 
 unchanged = probability({})
-effects = {head: unchanged - probability({head: zero_ablate}) for head in all_heads}
-weights_on_answer = {
+without = {head: probability({head: zero_ablate}) for head in all_heads}
+on_answer = {
     (layer, head): float(recording[layer].weights[0, head, -1, answer])
     for layer, head in all_heads
 }
-x, y = (list(numbers.values()) for numbers in (weights_on_answer, effects))
+x = [on_answer[head] for head in all_heads]
+y = [unchanged - without[head] for head in all_heads]
 print(f"unchanged {unchanged:.2f}")
-print(
-    f"correlation of weight and effect over 32 heads: {np.corrcoef(x, y)[0, 1]:.2f}"
-)
+print(f"correlation of weight and effect: {np.corrcoef(x, y)[0, 1]:.2f}")
 for head in [(1, 6), (1, 7), (0, 4), (0, 1)]:
-    weight, without = weights_on_answer[head], unchanged - effects[head]
-    print(
-        f"layer {head[0]}, head {head[1]}: weight {weight:.2f}, without it {without:.2f}"
-    )
+    weight, result = on_answer[head], without[head]
+    print(f"head {head}: weight {weight:.2f}, without it {result:.2f}")
 
 # %% alt="32 heads as points: weight on the answer against loss of probability. Heads with a weight near 1 lose 0 to 0.3, and two heads with weight 0 lose 0.4 and 0.75"
-groups = {
-    "layer 1": copying,
-    "other layers": [head for head in all_heads if head not in copying],
-}
 points = [
-    plot.Series(
-        name,
-        [weights_on_answer[head] for head in heads],
-        [effects[head] for head in heads],
-        "points",
-    )
-    for name, heads in groups.items()
+    plot.Series("layer 0", x[:8], y[:8], "points"),
+    plot.Series("layer 1", x[8:16], y[8:16], "points"),
+    plot.Series("layers 2 and 3", x[16:], y[16:], "points"),
 ]
-plot.charts(
-    [
-        plot.Panel(
-            "Each head",
-            "weight on ' Flask'",
-            "probability lost without the head",
-            points,
-        )
-    ]
-)
+labels = ("Each head", "weight on ' Flask'", "probability lost without it")
+plot.charts([plot.Panel(*labels, points)])
 
 # %% [markdown]
 # They are hardly related. Head (1, 7) has a weight of 0.64 on the name, and without it the probability *rises*. Head
-# (0, 1) has no weight on the name, and the prediction needs it. There are three reasons:
+# (0, 1) has no weight on the name, and the prediction needs it. There are several reasons:
 #
 # - Eight heads do the same, so one of them can be removed. Their weights do not show this redundancy.
 # - A weight says how much of a *value* is read. The value and the output matrix decide what is written.
@@ -145,11 +122,12 @@ plot.charts(
 # Redundancy is easy to handle: remove all eight heads together.
 
 # %%
-for name, ablation in [
-    ("zero", zero_ablate),
-    ("mean", mean_ablate),
-    ("uniform", uniform_attention),
-]:
+ablations = {
+    "zero": zero_ablate,
+    "mean": mean_ablate,
+    "uniform": uniform_attention,
+}
+for name, ablation in ablations.items():
     print(f"{name:8} {probability(dict.fromkeys(copying, ablation)):.2f}")
 
 # %% [markdown]
@@ -158,16 +136,15 @@ for name, ablation in [
 # below 0.05 on the name.
 
 # %%
-others = [head for head in all_heads if weights_on_answer[head] < 0.05]
+others = [head for head in all_heads if on_answer[head] < 0.05]
 generator = torch.Generator().manual_seed(0)
 controls = [
     [others[i] for i in torch.randperm(len(others), generator=generator)[:8]]
     for _ in range(10)
 ]
-for name, ablation in [("zero", zero_ablate), ("uniform", uniform_attention)]:
-    results = sorted(
-        probability(dict.fromkeys(control, ablation)) for control in controls
-    )
+for name, ablation in ablations.items():
+    patches = [dict.fromkeys(control, ablation) for control in controls]
+    results = sorted(map(probability, patches))
     print(f"{name:8}", *(f"{result:.2f}" for result in results))
 
 # %% [markdown]
@@ -182,7 +159,8 @@ for name, ablation in [("zero", zero_ablate), ("uniform", uniform_attention)]:
 # although this word is not in the second text.
 
 # %%
-ids_starbuck = torch.tensor([tokenizer.encode(text.replace("Flask", "Starbuck"))])
+text_starbuck = text.replace("Flask", "Starbuck")
+ids_starbuck = torch.tensor([tokenizer.encode(text_starbuck)])
 outputs = {}
 
 
@@ -224,12 +202,10 @@ def permuted(layer, head):
     return replace_weights(weights)
 
 
-one = [probability({(1, 6): permuted(1, 6)}) for _ in range(50)]
-eight = [
-    probability({head: permuted(*head) for head in copying}) for _ in range(50)
-]
-print(f"one head permuted:    mean {np.mean(one):.2f}, largest {max(one):.2f}")
-print(f"eight heads permuted: mean {np.mean(eight):.2f}, largest {max(eight):.2f}")
+for name, heads in {"one head": [(1, 6)], "eight heads": copying}.items():
+    patches = [{head: permuted(*head) for head in heads} for _ in range(50)]
+    results = list(map(probability, patches))
+    print(f"{name:11} mean {np.mean(results):.2f}, largest {max(results):.2f}")
 
 # %% [markdown]
 # A head with a weight of 1.00 on the name can attend to other tokens, and the prediction hardly changes. In this
@@ -246,36 +222,28 @@ print(f"eight heads permuted: mean {np.mean(eight):.2f}, largest {max(eight):.2f
 # take 2.1 GB. The recording stores none of them, and measures visit them in tiles.
 
 # %%
-period = torch.randint(4096, (1, 512), generator=torch.Generator().manual_seed(0))
+generator = torch.Generator().manual_seed(0)
+period = torch.randint(4096, (1, 512), generator=generator)
 long_ids = period.repeat(1, 8)
 with torch.no_grad(), regard.record(model) as long_recording:
     long_logits = model(long_ids)
 long_recording.tokens = tokenizer.token_texts(long_ids[0].tolist())
 
-losses = torch.nn.functional.cross_entropy(
-    long_logits[0, :-1], long_ids[0, 1:], reduction="none"
-)
-print(
-    "loss per token in each repetition:",
-    *(f"{part.mean():.2f}" for part in losses.split(512)),
-)
-measured = long_recording[1].weights.measure(
-    measure.entropy, measure.distance, measure.pooled_map(128, 128)
-)
+losses = -long_logits[0, :-1].log_softmax(-1).gather(1, long_ids[0, 1:, None])
+print("loss per token in each repetition")
+print(*(f"{part.mean():.2f}" for part in losses.split(512)))
+
+measures = (measure.entropy, measure.distance, measure.pooled_map(128, 128))
+entropy, distance, pooled_map = long_recording[1].weights.measure(*measures)
 for head in (0, 6):
-    entropy, distance = (
-        x[0, head, 512:].mean() for x in (measured.entropy, measured.distance)
-    )
-    print(
-        f"head {head}: mean entropy {entropy:.2f} nats, distance {distance:.0f} tokens"
-    )
+    print(f"head {head}: mean entropy {entropy[0, head, 512:].mean():.2f} nats")
+    print(f"        mean distance {distance[0, head, 512:].mean():.0f} tokens")
 
 # %% alt="Two maps of 4096 tokens, mean and maximum of cells: seven parallel diagonals, 512 tokens apart"
-pooled_map = measured.pooled_map
-head = measure.PooledMap(
-    *(x[0, 6] if isinstance(x, torch.Tensor) else x for x in pooled_map)
+one_head = pooled_map._replace(
+    mean=pooled_map.mean[0, 6], max=pooled_map.max[0, 6]
 )
-plot.weights(head, scale="log", title="Layer 1, head 6: 4096 tokens")
+plot.weights(one_head, scale="log", title="Layer 1, head 6: 4096 tokens")
 
 # %% [markdown]
 # Random tokens cannot be predicted, so the first period costs more than 10 nats per token, and its repetitions almost

@@ -109,7 +109,7 @@ def _cell_text(cell: NotebookNode, name: str) -> str:
 
 def cell_stdout(cell: NotebookNode) -> str:
     """Return the text that a cell printed."""
-    return "".join(output.text for output in cell.get("outputs", ()) if output.output_type == "stream")
+    return "".join(output.text for output in cell.get("outputs", ()) if output.get("name") == "stdout")
 
 
 def cell_picture(cell: NotebookNode) -> bytes | None:
