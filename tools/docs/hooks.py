@@ -24,6 +24,15 @@ ROOT_PAGES = {
     "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
     "THIRD_PARTY_NOTICES.md": "project/third-party-notices.md",
 }
+# Weights of pages in the search, by the start of their paths: an answer to a question comes before a record of a decision.
+SEARCH_BOOSTS = {
+    "how-to/": 2.0,
+    "get-started/": 2.0,
+    "guide/": 2.0,
+    "gallery/": 2.0,
+    "decisions/": 0.1,
+    "project/": 0.3,
+}
 # A link to the source of a public module leads to its page of the reference, which the repository does not contain.
 REFERENCE_PAGES = reference.pages_by_source()
 
@@ -92,6 +101,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         markdown = gallery.insert_cards(markdown)
         page.meta["hide"] = ["navigation"]  # room for two columns
     source = source_of(page.file.src_uri)
+    for start, boost in SEARCH_BOOSTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta.setdefault("search", {"boost": boost})
 
     def site_uri(target: Path) -> str | None:
         relative = target.relative_to(ROOT)
