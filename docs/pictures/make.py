@@ -50,7 +50,7 @@ def all_masks():
     """Return the picture of docs/how-to/options.md: masks of 32 queries and 32 keys."""
     figure = new_figure(PAGE_WIDTH_IN, 7.6, "compressed")
     for axes, (name, pattern) in zip(figure.subplots(4, 3).flat, MASKS.items(), strict=True):
-        visible = pattern.to_dense(32)[0, 0]
+        visible = pattern.to_dense(32)[0, 0].numpy()
         axes.imshow(visible, cmap=ListedColormap([HIDDEN_COLOR, VISIBLE_COLOR]), vmin=0, vmax=1)
         draw_cell_borders(axes, 32, 32)
         axes.set_title(name, family="monospace")

@@ -29,7 +29,7 @@ def main() -> None:
     above, below = figure.subfigures(2, 1, height_ratios=(1, 1.6))
     draw_loss_and_accuracy(*above.subplots(1, 2), run)
     axes = below.subplots()
-    image = axes.imshow(largest_weights(), cmap=sequential_colormap(), vmin=0, vmax=1, aspect="auto")
+    image = axes.imshow(largest_weights().numpy(), cmap=sequential_colormap(), vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(WORDS)), WORDS, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(TARGET)), list(TARGET))
     axes.set(xlabel="word", ylabel="written character")

@@ -36,7 +36,7 @@ def main() -> None:
     )
     for stage in CURRICULUM[:-1]:
         curve.axvline(stage.end_step, color=MUTED_COLOR, linewidth=1, linestyle=(0, (3, 2)), zorder=0)
-    image = heads.imshow(scores, cmap=sequential_colormap(), vmin=0, vmax=1, aspect="auto")
+    image = heads.imshow(scores.numpy(), cmap=sequential_colormap(), vmin=0, vmax=1, aspect="auto")
     heads.set(xlabel="head", ylabel="layer", yticks=range(len(scores)), xticks=range(scores.shape[1]))
     count = int((scores > MIN_INDUCTION_SCORE).sum())
     set_title(heads, f"{count} of {scores.numel()} heads continue repeated random tokens", 2.2)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def draw_weights(axes, weights, tokens, name):
-    image = axes.imshow(weights, cmap=sequential_colormap(), vmin=0, vmax=1)
+    image = axes.imshow(weights.numpy(), cmap=sequential_colormap(), vmin=0, vmax=1)
     labels = [token.replace(" ", "␣") for token in tokens]
     axes.set_xticks(range(len(labels)), labels, rotation=90)
     axes.set_yticks(range(len(labels)), labels)

@@ -37,7 +37,7 @@ def draw_overlay(axes, image, weights):
     """Draw a gray image, and over it in orange the weights (rows, columns) of its patches."""
     image, weights = torch.as_tensor(image), torch.as_tensor(weights)
     height, width = image.shape
-    axes.imshow(image, cmap=IMAGE_COLORMAP, extent=(0, width, height, 0), vmin=0, vmax=image.max())
+    axes.imshow(image.numpy(), cmap=IMAGE_COLORMAP, extent=(0, width, height, 0), vmin=0, vmax=float(image.max()))
     color = torch.tensor([int(OVERLAY_COLOR[n : n + 2], 16) / 255 for n in (1, 3, 5)]).expand(*weights.shape, 3)
     overlay = torch.cat((color, (0.8 * weights / weights.max()).unsqueeze(-1)), dim=-1)
     axes.imshow(overlay.numpy(), extent=(0, width, height, 0), interpolation="nearest")

@@ -1,7 +1,7 @@
 """The style of all figures: one text size, the page width, and the colors of the explorer's light theme."""
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,14 +187,16 @@ def _break_lines(text: str, width: float, weight: str) -> list[str]:
 def power_of_ten(value: float) -> str:
     """Return a number with one digit and a power of ten.
 
-    >>> power_of_ten(2.3e-8), power_of_ten(41_000)
-    ('2·10⁻⁸', '4·10⁴')
+    >>> power_of_ten(2.3e-8), power_of_ten(41_000), power_of_ten(0.0)
+    ('2·10⁻⁸', '4·10⁴', '0')
     """
+    if value == 0:
+        return "0"
     digit, exponent = f"{value:.0e}".split("e")
     return f"{digit}·10{str(int(exponent)).translate(SUPERSCRIPTS)}"
 
 
-@cache
+@lru_cache(maxsize=1024)
 def text_width(text: str, weight: str = "normal") -> float:
     """Return the width of one line of text in inches."""
     from matplotlib.font_manager import FontProperties

@@ -301,7 +301,7 @@ def _panels(
         for step in (0, 5, 40)
         for series in (
             Series(
-                f"after {step} steps",
+                f"{step} steps",
                 _subsample(bump["positions"][near]),
                 _subsample(bump["bump_actual"][step][near]),
                 "points",
