@@ -98,8 +98,8 @@ def test_every_public_name_has_an_anchor(site: Path) -> None:
 @pytest.mark.long
 def test_links_to_notebooks_lead_to_their_pages(site: Path) -> None:
     html = (site / "tutorials" / "index.html").read_text(encoding="utf8")
+    assert ".ipynb" not in html
     for name in tutorials.names():
-        assert f'href="{name}.html"' in html
         assert (site / "tutorials" / f"{name}.html").is_file() and (site / "tutorials" / f"{name}.ipynb").is_file()
 
 
