@@ -181,13 +181,13 @@ def draw(recording):
 
 draw(before)
 
-# %% cover=true alt="After training, each letter attends to one or two letters of the input that follow it in the alphabet"
+# %% cover=true alt="After training, most letters attend to letters of the input that follow them in the alphabet"
 draw(recorded(model))
 
 # %% [markdown]
 # There is a row for each letter that has just been written, from the separator to the last letter but one. Before
-# training the weights are nearly uniform. Afterwards, each letter attends to the letters of the input that follow it
-# in the alphabet.
+# training the weights are nearly uniform. Afterwards, most letters attend to letters of the input that follow them in
+# the alphabet.
 #
 # This suggests a simple algorithm: *compare the current letter with all later letters of the alphabet, and take the
 # nearest*. If so, the weight should depend mostly on the difference of the two letters. Average over many texts:

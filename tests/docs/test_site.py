@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.chromium import needs_chromium, offline_page
-from tools.docs import command_line, docstring_examples, reference, repository
+from tools.docs import command_line, docstring_examples, reference, repository, tutorials
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,6 +77,14 @@ def test_every_public_name_has_an_anchor(site: Path) -> None:
         for entry in module.__all__:
             path = f"{name}.{entry}"
             assert inspect.ismodule(getattr(module, entry)) or {path, f"{path}.{entry}"} & anchors, path
+
+
+@pytest.mark.long
+def test_links_to_notebooks_lead_to_their_pages(site: Path) -> None:
+    html = (site / "tutorials" / "index.html").read_text(encoding="utf8")
+    assert ".ipynb" not in html
+    for name in tutorials.names():
+        assert (site / "tutorials" / f"{name}.html").is_file() and (site / "tutorials" / f"{name}.ipynb").is_file()
 
 
 @pytest.mark.long
