@@ -24,7 +24,7 @@ ROOT_PAGES = {
     "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
     "THIRD_PARTY_NOTICES.md": "project/third-party-notices.md",
 }
-# Weights of pages in the search, by the start of their paths: an answer to a question comes before a record of a decision.
+# Weights of pages in the search, by the start of their paths: answers to questions come before records of decisions.
 SEARCH_BOOSTS = {
     "how-to/": 2.0,
     "get-started/": 2.0,
