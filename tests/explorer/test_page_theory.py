@@ -70,6 +70,14 @@ def animation_page(site: Site, tmp_path: Path) -> Any:
     return page
 
 
+def test_a_spread_is_drawn_as_a_band_around_its_curve(animation_page: Any) -> None:
+    band, curve = (animation_page.locator(f"[data-curve='mean'] path{kind}") for kind in (".band", ":not(.band)"))
+    assert (band.count(), animation_page.locator("path.band").count()) == (1, 1)
+    outer, inner = band.bounding_box(), curve.bounding_box()
+    assert outer["height"] > 2 * inner["height"]  # from 2.5 to 5, and from 3 to 4
+    assert outer["x"] == pytest.approx(inner["x"], abs=2)
+
+
 def test_a_file_shows_the_experiments_run_before_the_export(animation_page: Any) -> None:
     assert animation_page.locator("[data-experiment]").count() == 1
     assert animation_page.get_by_text("Settings of this run: num_keys = 64, seed = 2.").is_visible()

@@ -121,7 +121,8 @@ def test_it_prints_itself() -> None:
 def test_comparison_is_plotted(tmp_path: Path) -> None:
     figure = regard.compare(*random_inputs(), ("all", {}), ("causal", dict(mask=mask.causal())), rounds=1).plot()
 
-    titles = [axes.get_title() for axes in figure.axes]
+    *panels, _color_bar = figure.axes
+    titles = [axes.get_title() for axes in panels]
     assert titles == ["weights of all", "weights of causal", "error of causal by query", "time", "extra memory"]
     figure.savefig(tmp_path / "both.png")
     curve = figure.axes[2].lines[0].get_ydata()

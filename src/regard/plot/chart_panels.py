@@ -50,8 +50,8 @@ class Series:
         x, y: arrays of equal length.
         style: "line" (default) for formulas, "points" for computed numbers, "dashed" for wrong formulas.
         color_group: curves of a panel with the same group share a color. By default each curve has its own.
-        spread: distance from the curve to each edge of a band around it, such as a standard deviation. matplotlib
-            draws the band, the explorer and the terminal only the curve. Default: no band.
+        spread: distance from the curve to each edge of a band around it, such as a standard deviation. Default: no
+            band. The terminal draws no bands.
     """
 
     label: str

@@ -46,8 +46,7 @@ def comparison(a: ComparisonSide, b: ComparisonSide, error_by_query: ArrayLike) 
     errors = checks.array(error_by_query, "error_by_query", dims=(1,))
     figure = new_figure(PAGE_WIDTH_IN, 4.6 if maps else 2.6)
     parts: Any = figure.subfigures(2, 1, height_ratios=(1.15, 1)) if maps else [figure]
-    if maps:
-        _draw_maps(parts[0].subplots(1, 2, squeeze=False)[0], maps)
+    map_panels = _draw_maps(parts[0], maps) if maps else []
     curve, times, memory = parts[-1].subplots(1, 3, width_ratios=(1.6, 1, 1))
     curve.plot(np.arange(len(errors)), errors, color=CURVE_COLORS[1], linewidth=1.5)
     curve.set(xlabel="query", ylabel="relative error", ylim=(0.0, None))
@@ -55,19 +54,23 @@ def comparison(a: ComparisonSide, b: ComparisonSide, error_by_query: ArrayLike) 
     set_title(curve, f"error of {b[0]} by query", 2.2)
     _draw_bars(times, "time", names, [side[2] for side in (a, b)], format_seconds)
     _draw_bars(memory, "extra memory", names, [side[3] for side in (a, b)], format_bytes)
+    if map_panels:
+        bar = figure.colorbar(map_panels[0].images[0], ax=map_panels, shrink=0.9, pad=0.02, label="weight")
+        bar.outline.set_visible(False)
     return apply_style(figure)
 
 
-def _draw_maps(panels: Any, maps: list[tuple[str, Any]]) -> None:
-    """Draw the maps with one color scale; hide the panel of a mechanism without weights."""
+def _draw_maps(figure: Any, maps: list[tuple[str, Any]]) -> "list[Axes]":
+    """Draw the maps with one color scale and return their panels. A mechanism without weights has an empty panel."""
+    panels: list[Axes] = list(figure.subplots(1, 2))
     max_weight = max(float(weights.max()) for _, weights in maps) or 1.0
     for axes, (name, weights) in zip(panels, maps, strict=False):
-        image = axes.imshow(weights, cmap=sequential_colormap(), vmin=0.0, vmax=max_weight, interpolation="nearest")
+        axes.imshow(weights, cmap=sequential_colormap(), vmin=0.0, vmax=max_weight, interpolation="nearest")
         axes.set(xlabel="key", ylabel="query")
         set_title(axes, f"weights of {name}", 2.3)
-    axes.figure.colorbar(image, ax=list(panels), shrink=0.9, pad=0.02, label="weight").outline.set_visible(False)
     for axes in panels[len(maps) :]:
         axes.set_visible(False)
+    return panels
 
 
 def _first_map(name: str, weights: Any) -> Any:

@@ -30,6 +30,7 @@ def make_result() -> ExperimentResult:
         false_claims=(Claim("one is two", 2.0, 1.0, 0.1, "the tolerance"),),
         panels=(
             Panel("Curves", "n", "f", [Series("measured", [1, 2], [3.0, float("nan")], "points")], log_x=True),
+            Panel("Band", "n", "f", [Series("mean", [1, 2], [3, 4], spread=[0.5, 1])]),
             ImagePanel("A matrix", "j", "i", [[0.5, -1.0], [0.0, 2.0]], signed=True),
         ),
         settings={"n": 2, "seed": 0},
@@ -46,9 +47,11 @@ def test_a_result_is_packed_with_its_claims_charts_and_animation() -> None:
     assert first["actual"] == [0.25, 1.25, 2.25, 3.25, 4.25, 5.25]  # the first six
     assert values["claims"][1]["relation"] == "at most"
     assert values["false_claims"][0]["holds"] is False
-    curves, image = values["panels"]
+    curves, band, image = values["panels"]
     assert (curves["log_x"], curves["log_y"]) == (True, False)
-    assert curves["series"] == [{"label": "measured", "style": "points", "color_index": 0, "x": [1, 2], "y": [3, None]}]
+    measured = {"label": "measured", "style": "points", "color_index": 0, "x": [1, 2], "y": [3, None], "spread": None}
+    assert curves["series"] == [measured]
+    assert band["series"][0]["spread"] == [0.5, 1]
     assert response.arrays[image["array"]].tolist() == [[0.5, -1.0], [0.0, 2.0]]
     assert (values["animation"]["times"], values["animation"]["groups"]) == ([0.0, 1.5], [0, 1, 1])
     assert response.arrays["points"].shape == (2, 3, 2)

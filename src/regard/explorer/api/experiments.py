@@ -117,7 +117,14 @@ def _panel(panel: Panel | ImagePanel, index: int, arrays: dict[str, np.ndarray])
         arrays[f"image {index}"] = panel.values.astype(np.float32)
         return {**labels, "kind": "image", "array": f"image {index}", "signed": panel.signed}
     series = [
-        {"label": s.label, "style": s.style, "color_index": color, "x": s.x.tolist(), "y": s.y.tolist()}
+        {
+            "label": s.label,
+            "style": s.style,
+            "color_index": color,
+            "x": s.x.tolist(),
+            "y": s.y.tolist(),
+            "spread": None if s.spread is None else s.spread.tolist(),
+        }
         for s, color in zip(panel.series, panel.color_indices, strict=True)
     ]
     return {**labels, "kind": "curves", "log_x": panel.log_x, "log_y": panel.log_y, "series": series}

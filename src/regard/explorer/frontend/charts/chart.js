@@ -11,8 +11,8 @@ const LABEL_HEIGHT_PX = 15;
 const DASHES = { dashed: "6 4", dotted: "2 4" };
 
 /**
- * A curve; the style "dotted" also marks the points.
- * @typedef {{name: string, title: string, color: string, points: Array<[number, number]>,
+ * A curve; the style "dotted" also marks the points. `spread` has the distances from the points to the edges of a band.
+ * @typedef {{name: string, title: string, color: string, points: Array<[number, number]>, spread?: number[],
  *            style?: "line" | "dashed" | "dotted" | "points"}} Curve
  * @typedef {{x: number, y: number, text: string}} Mark
  * @typedef {{name?: string, isLog: boolean, base?: number, format: (x: number) => string}} AxisOptions
@@ -28,7 +28,7 @@ export function chart({ curves, marks = [], label, size, x: xOptions, y: yOption
   const [width, height] = size;
   const viewBox = `0 0 ${width} ${height}`;
   const svg = svgElement("svg", { viewBox, class: "chart", role: "img", "aria-label": label });
-  const points = curves.flatMap((curve) => curve.points);
+  const points = curves.flatMap((curve) => [...curve.points, ...bandEdges(curve).flat()]);
   if (!points.length) return svg;
   const frame = {
     left: 84,
@@ -104,12 +104,34 @@ function spreadLabels(labels) {
 }
 
 /**
+ * The lower and the upper edge of the band of a curve; empty without a spread.
+ * @param {Pick<Curve, "points" | "spread">} curve
+ * @returns {Array<Array<[number, number]>>}
+ */
+function bandEdges({ points, spread }) {
+  if (!spread) return [];
+  return [-1, 1].map((sign) => points.map(([a, b], n) => [a, b + sign * (spread[n] ?? 0)]));
+}
+
+/**
+ * @param {Array<Array<[number, number]>>} edges
+ * @param {string} color
+ * @param {Axis} x
+ * @param {Axis} y
+ */
+function band([low, high], color, x, y) {
+  const corners = [...low, ...[...high].reverse()].filter(([a, b]) => x.has(a) && y.has(b));
+  const d = corners.map(([a, b], n) => `${n ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("");
+  return svgElement("path", { class: "band", d: `${d}Z`, fill: color, "fill-opacity": 0.18, stroke: "none" });
+}
+
+/**
  * @param {Curve} curve
  * @param {Axis} x
  * @param {Axis} y
  * @param {[number, number] | null} labelPosition
  */
-function drawCurve({ name, title, color, points, style = "line" }, x, y, labelPosition) {
+function drawCurve({ name, title, color, points, spread, style = "line" }, x, y, labelPosition) {
   const plottable = points.filter(([a, b]) => x.has(a) && y.has(b));
   const d = plottable.map(([a, b], n) => `${n ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("");
   const hasDots = style === "points" || style === "dotted" || plottable.length === 1;
@@ -126,6 +148,7 @@ function drawCurve({ name, title, color, points, style = "line" }, x, y, labelPo
   return svgElement(
     "g",
     { class: "curve", "data-curve": name },
+    spread ? band(bandEdges({ points, spread }), color, x, y) : null,
     style === "points" ? null : svgElement("path", line),
     hasDots ? plottable.map(dot) : null,
     labelPosition ? svgElement("text", { x: labelPosition[0], y: labelPosition[1], fill: color }, title) : null,

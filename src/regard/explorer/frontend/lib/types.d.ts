@@ -378,6 +378,8 @@ export interface Series {
   label: string;
   style: "line" | "dashed" | "points";
   color_index: number;
+  /** Distances from the curve to the edges of a band around it. */
+  spread: number[] | null;
   /** JSON has null for NaN. */
   x: Array<number | null>;
   y: Array<number | null>;

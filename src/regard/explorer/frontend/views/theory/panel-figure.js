@@ -31,12 +31,13 @@ export function panelFigure(panel, arrays, theme) {
  */
 function curves({ title, xlabel, ylabel, log_x, log_y, series }, theme) {
   const figure = chart({
-    curves: series.map(({ label, style, color_index: color, x, y }) => ({
+    curves: series.map(({ label, style, color_index: color, x, y, spread }) => ({
       name: label,
       title: label,
       color: curveColor(color, theme),
       style,
       points: x.map((value, n) => [value ?? NaN, y[n] ?? NaN]), // JSON has null for NaN
+      spread: spread ?? undefined,
     })),
     label: title,
     size: SIZE,
