@@ -80,6 +80,7 @@ class Normalizer:
         factor: `factor(statistic, n_k)` multiplies the weights of each row: a number, or (batch, heads, n_q).
         checks: Shape checks of the tensors.
         feature_map: Computes the scores from q and k instead of a score function.
+        is_score_mod_implied: Whether `formula` is the name of both steps, so that plans do not print `score_mod`.
         stages: Stages of `regard.steps`, or a function that returns them. Default: those of the row normalizer.
     """
 
@@ -91,6 +92,7 @@ class Normalizer:
     factor: WeightFactor | None = None
     checks: tuple[ShapeCheck, ...] = ()
     feature_map: FeatureMap | None = None
+    is_score_mod_implied: bool = False
     stages: StageSpecs | Callable[[], StageSpecs] = ()
     constructor_call: ClassVar[Any] = None  # how to construct it again; see `expr/serialize.py`
 
@@ -360,7 +362,7 @@ def entmax(alpha: float | Tensor = 1.5) -> Normalizer:
         return sparsemax()
     factor = alpha - 1.0
     score_mod = trace_builtin_modifier(lambda s: s * factor, "s", stage=ENTMAX_SCORES)
-    return Normalizer(Entmax(constant(1.0 / factor)), f"{alpha:g}-entmax", score_mod)
+    return Normalizer(Entmax(constant(1.0 / factor)), f"{alpha:g}-entmax", score_mod, is_score_mod_implied=True)
 
 
 ENTMAX_SCORES = StageSpec("times alpha minus 1", "times α - 1, the input of entmax")
@@ -389,7 +391,7 @@ def _learned_entmax(alpha: Tensor) -> Normalizer:
         stage=ENTMAX_SCORES,
     )
     power = trace_builtin(lambda h: 1.0 / (alpha_of_head(h) - 1.0), "h", tensor_names=("alpha",))
-    return Normalizer(Entmax(constant(1.0)), "entmax", score_mod, power)
+    return Normalizer(Entmax(constant(1.0)), "entmax", score_mod, power, is_score_mod_implied=True)
 
 
 @example("topk(2)")
@@ -491,7 +493,7 @@ def gumbel(temperature: float = 1.0, *, seed: int = 0, hard: bool = True) -> Nor
         stage=GUMBEL_SCORES,
     )
     row_normalizer, name = (Hardmax(), "gumbel hardmax") if hard else (Softmax(), "gumbel softmax")
-    return Normalizer(row_normalizer, name, score_mod)
+    return Normalizer(row_normalizer, name, score_mod, is_score_mod_implied=True)
 
 
 GUMBEL_SCORES = StageSpec(

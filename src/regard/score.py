@@ -652,7 +652,7 @@ def mahalanobis(m: Tensor) -> Score:
     `m` has shape (d, d) or (heads, d, d). Only its symmetric part has an effect.
 
     >>> mahalanobis(torch.eye(8)).formula()
-    "-(q - k)ᵀM(q - k) / 2"
+    '-(q - k)ᵀM(q - k) / 2'
     """
     tensor(m, "m", dims=(2, 3), dtype_kind="floats")
     return Gaussian(m=m)

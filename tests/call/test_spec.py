@@ -257,7 +257,7 @@ def test_score_modifier_of_the_normalizer_is_applied_last() -> None:
     parsed_spec = parse_call(
         AttentionCall(*tensors(1, 1, 5, 4), score=score.softcap(2.0), normalizer=normalizer.sigmoid(-1.0))
     ).spec
-    assert parsed_spec.formula == "o = sigmoid(2.0 * tanh(s / 2.0) + -1.0 with s = q·k / √d) v"
+    assert parsed_spec.formula == "o = sigmoid(2.0 * tanh(s / 2.0) - 1.0 with s = q·k / √d) v"
     assert parsed_spec.normalizer == Sigmoid()
 
 
@@ -266,6 +266,15 @@ def test_formula_describes_the_call_in_one_line() -> None:
     assert spec(q, k, v).formula == "o = softmax(q·k / √d) v"
     parsed_spec = spec(q, k, v, score=score.alibi(), mask=mask.causal())
     assert parsed_spec.formula == "o = softmax(s - slopes[h] * |p - j| with s = q·k / √d, masked by j <= p) v"
+
+
+def test_formula_names_entmax_without_its_factor_of_the_scores() -> None:
+    q, k, v = tensors(1, 2, 5, 4)
+    options = {"score": score.alibi(), "mask": mask.causal()}
+    for alpha, name in ((1.3, "1.3-entmax"), (torch.tensor([1.2, 1.7]), "entmax")):
+        assert spec(q, k, v, normalizer=normalizer.entmax(alpha)).formula == f"o = {name}(q·k / √d) v"
+        parsed_spec = spec(q, k, v, normalizer=normalizer.entmax(alpha), **options)
+        assert parsed_spec.formula == f"o = {name}(s - slopes[h] * |p - j| with s = q·k / √d, masked by j <= p) v"
 
 
 def test_all_tensors_of_a_call_can_be_replaced() -> None:

@@ -148,7 +148,7 @@ def _parse_options(options: OptionKey) -> ParsedOptions:
         dropout=options.dropout,
         query_offset=query_offset if isinstance(query_offset, int) else None,
         captured_specs=tuple((tuple(t.shape), t.dtype) for t in closed_expr.tensors if isinstance(t, Tensor)),
-        text=FormulaText(score, closed_expr.tensor_names, normalizer.formula),
+        text=FormulaText(score, closed_expr.tensor_names, normalizer.formula, normalizer.is_score_mod_implied),
     )
     return ParsedOptions(spec, score, normalizer, closed_expr, query_offset)
 

@@ -22,6 +22,7 @@ class FormulaText(NamedTuple):
     score: Score
     tensor_names: tuple[str, ...]
     normalizer: str
+    is_score_mod_implied: bool  # by the name of the normalizer
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,15 @@ class CallSpec:
     @property
     def formula(self) -> str:
         """The formula of the call in a line of text."""
-        names, scores = self.text.tensor_names, self.text.score.formula()
-        if self.score_mod is not None and self.score_mod is not variable("s"):
-            scores = f"{to_text(self.score_mod, names)} with s = {scores}"
-        condition = "" if self.mask is TRUE else f", masked by {to_text(self.mask, names)}"
-        return f"o = {self.text.normalizer}({scores}{condition}) v"
+        score, names, normalizer, is_score_mod_implied = self.text
+        scores, modifier = score.formula(), self.score_mod
+        if is_score_mod_implied:
+            modifier = None if score.score_mod is None else score.score_mod.expr
+            names = () if score.score_mod is None else score.score_mod.tensor_names
+        if modifier is not None and modifier is not variable("s"):
+            scores = f"{to_text(modifier, names)} with s = {scores}"
+        condition = "" if self.mask is TRUE else f", masked by {to_text(self.mask, self.text.tensor_names)}"
+        return f"o = {normalizer}({scores}{condition}) v"
 
     @property
     def score_shape(self) -> ScoreShape:

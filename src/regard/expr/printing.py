@@ -114,7 +114,10 @@ def _format_infix(node: Expr, args: list[tuple[str, int]], column: int) -> tuple
     if precedence == _COMPARE or node.op == "pow":
         left_min = precedence + 1
     assert isinstance(operator, str)
-    return f"{_parenthesize(args[0], left_min)}{operator}{_parenthesize(args[1], right_min)}", precedence
+    left, right = _parenthesize(args[0], left_min), _parenthesize(args[1], right_min)
+    if node.op == "add" and node.args[1].op == "constant" and right.startswith("-"):
+        return f"{left} - {right[1:]}", precedence  # of a negative number
+    return f"{left}{operator}{right}", precedence
 
 
 def _format_number(value: object) -> tuple[str, int]:
