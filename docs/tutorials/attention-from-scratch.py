@@ -364,7 +364,7 @@ print("cache", difference(decode(wrong, x), wrong(x)))
 #
 # - [Design a new attention](design-a-new-attention.ipynb): change the score, the mask and the normalizer.
 # - [Is my attention layer correct?](../how-to/check-a-layer.md): more checks, and the bugs that they find.
-# - [Without the matrix](../guide/attention-step-by-step.md#without-the-matrix): online softmax, one key at a time.
+# - [Without the matrix](../guide/attention-step-by-step.md#without-the-matrix-optional): online softmax, one key at a time.
 #
 # **References**: Vaswani et al., [*Attention Is All You Need*](https://arxiv.org/abs/1706.03762) (2017); Milakov and
 # Gimelshein, [*Online normalizer calculation for softmax*](https://arxiv.org/abs/1805.02867) (2018); Dao et al.,

@@ -88,7 +88,7 @@ TileFunction = Callable[..., Tensor]
 
 PRODUCTS = StageSpec(
     "products",
-    "the dot product of each query with each key: large where both point the same way",
+    "the dot product of each query with each key: large where both are long and point the same way",
     "s_ij = q_i · k_j",
     r"S = Q K^\top",
     code="Q @ K.mT",
