@@ -85,8 +85,9 @@ $(NODE_STAMP): package.json package-lock.json
 test: setup  ## every test not marked long: under 20 minutes on two cores
 	@$(PYTEST) --durations 10
 
-test-long: setup  ## the tests marked long (lengths, memory), one after another: under 40 minutes
-	@$(PY) -m pytest -m long --durations 10
+test-long: setup  ## the tests marked long; those of lengths one after another, for their memory: under 40 minutes
+	@$(PYTEST) -m long --ignore tests/long --durations 10
+	@$(PY) -m pytest -m long tests/long
 
 test-exhaustive: setup  ## all generated calls of the sweeps (test-long runs a sample): random calls, wrong calls, architectures
 	@$(PYTEST) -m exhaustive --durations 10
