@@ -340,7 +340,7 @@ plot.charts([plot.Panel(*labels, series, log_x=True)])
 #
 # ## What did it learn?
 
-# %% alt="The weights of four heads on 48 pairs after training; each row has one or a few bright cells, at earlier pairs with the same key"
+# %% alt="The weights of four heads on 48 pairs after training; each row has one or a few dark cells, at earlier pairs with the same key"
 model = models["power decay"][0]
 print("powers", rounded(model.attention.score.power))
 keys, values, recent = sample(48, 1, torch.Generator().manual_seed(3))

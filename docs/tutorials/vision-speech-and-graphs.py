@@ -46,7 +46,7 @@ print(f"{int((predicted == labels).sum())} of {len(labels)} images are correct")
 # In the recording, every layer has weights of shape (images, heads, 17, 17). The first row is the query of the CLS
 # token. Take the mean over the heads of the last layer, and draw it over one image of each digit:
 
-# %% cover=true alt="Ten images of digits with bright patches where the CLS token attends, mostly on and beside the strokes"
+# %% cover=true alt="Ten images of digits with orange patches where the CLS token attends, mostly on and beside the strokes"
 on_patches = recording[-1].weights[:, :, 0].mean(1)  # (images, 17)
 on_pixels = patch_weights_to_image(on_patches, vision.grid_size, (8, 8))
 chosen = [int((labels == digit).nonzero()[0]) for digit in range(10)]
@@ -65,7 +65,7 @@ figure.set_size_inches(6.5, 2.7)
 figure
 
 # %% [markdown]
-# The brightest patch of an image is often on a stroke. Do bright patches matter more than others? Erase the patches
+# The most orange patch of an image is often on a stroke. Do orange patches matter more than others? Erase the patches
 # with the largest weights, and compare with random patches, and with the patches that have the most ink:
 
 
