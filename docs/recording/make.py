@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard import plot
-from regard.models.bundled import date_translator, language_model
+from regard.models import date_translator, language_model
 from regard.models.tasks.dates import BEGIN, encode
 from regard.plot.figure import add_title, fit_to_content
 from regard.plot.style import CURVE_COLORS, PAGE_WIDTH_IN, apply_style, new_figure, save_for_page

@@ -3,7 +3,7 @@
 import torch
 from panels import HERE, draw_loss_and_accuracy, read_json
 
-from regard.models.bundled import date_translator
+from regard.models import date_translator
 from regard.models.tasks.dates import BEGIN, encode
 from regard.plot.style import PAGE_WIDTH_IN, apply_style, new_figure, save_for_page, sequential_colormap, set_title
 

@@ -3,7 +3,7 @@
 import torch
 from panels import HERE, draw_curve, read_json
 
-from regard.models.bundled import language_model
+from regard.models import language_model
 from regard.models.tasks.language import CURRICULUM, induction_scores
 from regard.plot.style import (
     MUTED_COLOR,

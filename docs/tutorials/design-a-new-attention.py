@@ -108,8 +108,8 @@ for name, f in {"softmax": ours, "softplus": squashed}.items():
     print(f"{name:8} largest {last_row.max():.3f}, sum {last_row.sum():.3f}")
 
 # %% [markdown]
-# A normalizer that is not a quotient of this kind needs a class: see [a normalizer of your
-# own](../how-to/custom-normalizer.md).
+# A normalizer that is not a quotient of this kind needs a class: see [how to write a custom
+# normalizer](../how-to/custom-normalizer.md).
 #
 # ## Checks
 #
@@ -355,7 +355,7 @@ plot.head_maps(weights[None])
 # %% [markdown]
 # ## Next
 #
-# - [A score of your own](../how-to/custom-score.md) and [a normalizer of your own](../how-to/custom-normalizer.md):
+# - [Write a custom score](../how-to/custom-score.md) and [a custom normalizer](../how-to/custom-normalizer.md):
 #   all levels, up to arbitrary functions.
 # - [Is my attention layer correct?](../how-to/check-a-layer.md), and [the cost of a model](../how-to/cost.md) before
 #   it runs.

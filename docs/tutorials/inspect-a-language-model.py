@@ -15,7 +15,7 @@ import torch
 
 import regard
 from regard import measure, plot
-from regard.models.bundled import language_model
+from regard.models import language_model
 from regard.recording.patching import (
     mean_ablate,
     replace_weights,

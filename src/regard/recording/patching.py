@@ -65,7 +65,9 @@ def zero_ablate(head: HeadCall) -> Tensor:
 
 
 def mean_ablate(head: HeadCall) -> Tensor:
-    """Patch: replace the output of every query with the mean over all queries.
+    """Patch: replace the output of every query with the mean over all queries of the same text.
+
+    The mean includes later queries, also under a causal mask. It is not the mean over a dataset.
 
     >>> layer = nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> x = torch.randn(1, 10, 16)
