@@ -422,8 +422,12 @@ INVALID = {
     ),
     "a string": (lambda: mask.causal() & "causal", r"mask must be a mask, a boolean tensor or a function .* got str\."),
     "a block mask of FlexAttention": (
-        lambda: mask.causal() & create_block_mask(noop_mask, None, None, 8, 8, device="cpu"),
+        lambda: mask.causal() & create_block_mask(lambda b, h, i, j: j <= i, None, None, 8, 8, device="cpu"),
         r"mask must be a mask, a boolean tensor or a function .* got BlockMask\. Pass its function, \.mask_mod\.",
+    ),
+    "a block mask without a function": (
+        lambda: mask.causal() & create_block_mask(noop_mask, None, None, 8, 8, device="cpu"),
+        r"got BlockMask\. It has blocks, but no function: pass the function or the boolean tensor",
     ),
     "a tensor of the wrong size": (
         lambda: mask.tensor(torch.ones(3, 4, dtype=torch.bool)).to_dense(3, 5),

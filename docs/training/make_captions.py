@@ -50,7 +50,8 @@ def attention_of_canvases(path):
                 grid = weights[index, i].unflatten(0, model.vision_encoder.grid_size)
                 relative = [[round(value, 2) for value in row] for row in (grid / grid.max()).tolist()]
                 words.append({"word": VOCABULARY[int(tokens[index, i + 1])], "weights": relative})
-        image = ["".join(f"{round(255 * value):02x}" for value in row) for row in canvases.images[index, 0].tolist()]
+        shades = canvases.images[index, 0] - canvases.images.min()  # images have mean 0
+        image = [bytes(row).hex() for row in (255 * shades / shades.max()).round().int().tolist()]
         order = canvases.reading_orders[index]
         entries.append({"reading_order": order, "caption": captions[index], "image": image, "words": words})
     return entries

@@ -254,11 +254,19 @@ def as_mask(value: Any) -> Mask:
         return tensor(value)
     if callable(value):
         return materialize(from_function(value))
-    is_block_mask = callable(getattr(value, "mask_mod", None))  # of FlexAttention
-    hint = "Pass its function, .mask_mod." if is_block_mask else "See regard.mask for the built-in masks."
     raise ArgumentError(
-        f"mask must be a mask, a boolean tensor or a function (b, h, i, j); got {type(value).__name__}. {hint}"
+        f"mask must be a mask, a boolean tensor or a function (b, h, i, j); got {type(value).__name__}. {_hint(value)}"
     )
+
+
+def _hint(value: object) -> str:
+    """Return how to convert a value that is no mask."""
+    mask_mod = getattr(value, "mask_mod", None)  # of FlexAttention's BlockMask
+    if not callable(mask_mod):
+        return "See regard.mask for the built-in masks."
+    if getattr(mask_mod, "__name__", "") == "noop_mask":
+        return "It has blocks, but no function: pass the function or the boolean tensor that the blocks come from."
+    return "Pass its function, .mask_mod."
 
 
 @serializable
