@@ -137,3 +137,23 @@ def test_formulas_are_rendered(site: Path, page: Any) -> None:
             assert page.locator(".katex-error").count() == 0, path
             shown += 1
     assert shown > 0
+
+
+@pytest.mark.long
+def test_every_math_block_becomes_a_formula(site: Path) -> None:
+    for path in sorted((ROOT / "docs" / "theory").glob("*.md")):
+        html = (site / "theory" / f"{path.stem.replace('README', 'index')}.html").read_text(encoding="utf8")
+        assert html.count('<div class="arithmatex">') == path.read_text(encoding="utf8").count("```math"), path
+
+
+@pytest.mark.long
+@needs_chromium
+def test_no_line_begins_with_the_punctuation_after_a_formula(site: Path, page: Any) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.goto(f"file://{site}/theory/shaped.html")
+    page.wait_for_selector(".short-formula")
+    texts = page.locator(".short-formula").evaluate_all(
+        "units => units.map(unit => [unit.lastChild.data, unit.nextSibling?.data ?? ''])"
+    )
+    assert {inside for inside, _ in texts} >= {"", ".", ","}
+    assert [after for _, after in texts if after.startswith((".", ",", ")"))] == []
