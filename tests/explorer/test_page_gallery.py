@@ -8,7 +8,8 @@ import pytest
 from regard.explorer.api.registry import dispatch
 from regard.mechanisms import catalog
 from regard.mechanisms.weight_matrices import weight_matrix
-from tests.explorer.browser import Site, needs_chromium, wait_until_idle
+from tests.chromium import needs_chromium
+from tests.explorer.browser import Site, wait_until_idle
 from tests.explorer.recordings import make_explorer
 
 pytestmark = [needs_chromium, pytest.mark.long]

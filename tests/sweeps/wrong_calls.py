@@ -83,17 +83,17 @@ def suspicious(call: ValidCall, wrong: WrongCall) -> bool:
     return not (is_text or is_number or is_index)
 
 
-README_MODULES = ("mask", "score", "normalizer", "measure")  # README.md lists every function of these
-README_NAMES = (
+MAIN_MODULES = ("mask", "score", "normalizer", "measure")  # the modules of the options of a call
+MAIN_NAMES = (
     "attention", "attention_varlen", "attention_with_weights", "available_backends", "compare", "explain",
     "merge_states", "override_sdpa", "patch", "record", "scaled_dot_product_attention", "steps", "weights",
 )  # fmt: skip
 
 
-def in_readme(name: str) -> bool:
-    """Return whether README.md lists the function: these may raise no internal error."""
+def is_main_function(name: str) -> bool:
+    """Return whether a function is one of the main ones, which may raise no internal error."""
     part = name.removeprefix("regard.").split(".")[0]
-    return part in README_MODULES + README_NAMES
+    return part in MAIN_MODULES + MAIN_NAMES
 
 
 def _is_named(wrong: WrongCall, name: str, argument: str) -> bool:

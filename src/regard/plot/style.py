@@ -1,11 +1,11 @@
 """The style of all figures: one text size, the page width, and the colors of the explorer's light theme."""
 
 import math
-from functools import cache, lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.cache import memoize
 from regard.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def require_matplotlib() -> None:
         ) from None
 
 
-@cache
+@memoize()
 def sequential_colormap() -> "ListedColormap":
     """Return the colormap of weights: more is darker. It is the palette "ink" of the explorer."""
     from matplotlib.colors import ListedColormap
@@ -49,7 +49,7 @@ def sequential_colormap() -> "ListedColormap":
     return ListedColormap([_ink(n / (RAMP_SIZE - 1)) for n in range(RAMP_SIZE)], name="ink")
 
 
-@cache
+@memoize()
 def diverging_colormap() -> "ListedColormap":
     """Return the colormap of signed values: blue below 0, orange above."""
     from matplotlib.colors import ListedColormap
@@ -196,7 +196,7 @@ def power_of_ten(value: float) -> str:
     return f"{digit}·10{str(int(exponent)).translate(SUPERSCRIPTS)}"
 
 
-@lru_cache(maxsize=1024)
+@memoize(max_entries=1024)
 def text_width(text: str, weight: str = "normal") -> float:
     """Return the width of one line of text in inches."""
     from matplotlib.font_manager import FontProperties

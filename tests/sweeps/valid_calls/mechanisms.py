@@ -68,6 +68,12 @@ CALLS = [
 
 LEFT_OUT = {
     "regard.mechanisms.registry.Catalog": "returned by catalog",
+    **dict.fromkeys(
+        (f"regard.mechanisms.gallery_page.{name}" for name in ("anchor", "exactness", "paper", "witness")),
+        "formats a part of a card",
+    ),
+    "regard.mechanisms.weight_matrices.GalleryInput": "the input of the pictures of the gallery",
+    "regard.mechanisms.weight_matrices.color_levels": "colors of the pictures of the gallery",
     "regard.mechanisms.comparison.compare": "in the table as regard.compare",
     "regard.mechanisms.comparison.AttentionComparison": "returned by compare",
     "regard.mechanisms.comparison.RunStats": "a part of the result of compare",
