@@ -12,6 +12,7 @@ from tests.distributed.test_scenarios import run_scenario
 from tests.distributed.tiny_model import POSITION_ENCODINGS, VOCAB_SIZE, TinyTask, prompt, tiny_model
 
 
+@pytest.mark.long
 def test_training_on_two_ranks_has_the_losses_of_a_single_process():
     trainer = Trainer(TinyTask())
     while not trainer.is_done:

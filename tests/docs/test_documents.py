@@ -70,7 +70,11 @@ def _run_session(block: Block, namespace: dict[str, Any], name: str) -> None:
     assert runner.failures == 0, "".join(report)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(path, marks=pytest.mark.long) if path.parent.name == "theory" else path for path in DOCUMENTS],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_the_code_of_a_document_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # files that a block writes must not end up in the repository
     run(document.read_text(encoding="utf8"), str(document))

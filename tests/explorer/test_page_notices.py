@@ -58,6 +58,7 @@ def test_an_error_stays_after_other_responses_of_the_same_action(site: Site) -> 
     site.ignore_bad_requests()
 
 
+@pytest.mark.long
 def test_the_page_reconnects_when_the_server_is_back(browser: Any, tmp_path: Path) -> None:
     port, environment = free_port(), {"XDG_STATE_HOME": str(tmp_path)}
     with run_server("Something else first", port=port, environment=environment) as server:

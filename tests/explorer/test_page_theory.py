@@ -15,7 +15,8 @@ from tests.explorer.browser import Site
 from tests.explorer.recordings import make_explorer
 
 pytestmark = needs_chromium
-QUICK_SETTINGS = dict(get_experiment("score_scaling").quick_settings)
+NAME = "rank_collapse"  # the fastest experiment
+QUICK_SETTINGS = dict(get_experiment(NAME).quick_settings)
 
 
 def max_errors(page: Any) -> list[float]:
@@ -24,9 +25,9 @@ def max_errors(page: Any) -> list[float]:
 
 
 def test_an_experiment_shows_its_claims_and_charts(site: Site) -> None:
-    page = site.page("view=theory&experiment=score_scaling")
+    page = site.page(f"view=theory&experiment={NAME}")
     page.locator(".verdict").wait_for(timeout=60_000)
-    expected = get_experiment("score_scaling").run(**QUICK_SETTINGS)
+    expected = get_experiment(NAME).run(**QUICK_SETTINGS)
     names = [item.get_attribute("data-experiment") for item in page.locator("[data-experiment]").all()]
     assert names == [experiment.name for experiment in list_experiments()]
     assert page.locator(".verdict").get_attribute("data-is-consistent") == "true"
@@ -43,15 +44,15 @@ def test_an_experiment_shows_its_claims_and_charts(site: Site) -> None:
 
 
 def test_an_experiment_runs_with_its_slider_values_and_seed(site: Site) -> None:
-    page = site.page("view=theory&experiment=score_scaling")
+    page = site.page(f"view=theory&experiment={NAME}")
     page.locator(".verdict").wait_for(timeout=60_000)
     before = max_errors(page)
-    page.get_by_label("num_keys", exact=True).fill("128")
+    page.get_by_label("num_tokens", exact=True).fill("12")
     page.get_by_label("Seed").fill("5")
     page.get_by_role("region", name="Theory").get_by_role("button", name="Run", exact=True).click()
     page.locator(".experiment-result.is-loading").wait_for()
     page.locator(".experiment-result:not(.is-loading)").wait_for(timeout=60_000)
-    expected = get_experiment("score_scaling").run(**{**QUICK_SETTINGS, "num_keys": 128}, seed=5)
+    expected = get_experiment(NAME).run(**{**QUICK_SETTINGS, "num_tokens": 12}, seed=5)
     claims = (*expected.claims, *expected.false_claims)
     assert max_errors(page) == pytest.approx([claim.max_error for claim in claims], rel=1e-6)
     assert max_errors(page) != before

@@ -43,6 +43,7 @@ def test_the_page_on_installation_describes_every_extra_and_the_pinned_torch() -
     assert f"pip install {torch} --index-url https://download.pytorch.org/whl/cpu" in page
 
 
+@pytest.mark.long
 def test_a_failed_step_shows_the_end_of_the_log(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     for name in ("tools/environment.py", "constraints.txt", "pyproject.toml"):

@@ -140,6 +140,7 @@ def test_pip_the_first_call_and_doctor_show_the_first_error(checkout: Path) -> N
     assert f"problem The compiled core is not used: the build failed with: {ERROR}." in " ".join(as_text.stdout.split())
 
 
+@pytest.mark.long
 def test_a_package_that_was_not_to_have_a_core_does_not_warn_and_is_healthy(checkout: Path) -> None:
     source = checkout / "src"
     (source / "regard" / "_core.abi3.so").unlink()

@@ -85,7 +85,15 @@ def quick_result(experiment):
     return experiment.run(seed=5, **experiment.quick_settings)
 
 
-@pytest.mark.parametrize("experiment", list_experiments(), ids=lambda e: e.name)
+SLOW = ("score_scaling", "kernel_methods", "token_clustering", "gradient_flow")  # more than a second
+every_experiment = pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(e, marks=pytest.mark.long) if e.name in SLOW else e for e in list_experiments()],
+    ids=lambda e: e.name,
+)
+
+
+@every_experiment
 def test_every_experiment_is_consistent_with_quick_settings(experiment):
     result = quick_result(experiment)
     assert result.is_consistent, str(result)
@@ -101,7 +109,7 @@ def test_every_experiment_is_consistent_for_every_seed(experiment, seed):
     assert result.is_consistent, str(result)
 
 
-@pytest.mark.parametrize("experiment", list_experiments(), ids=lambda e: e.name)
+@every_experiment
 def test_every_experiment_is_deterministic_and_reports_progress(experiment):
     fractions: list[float] = []
     repeated = experiment.run(seed=5, progress=fractions.append, **experiment.quick_settings)
@@ -110,7 +118,7 @@ def test_every_experiment_is_deterministic_and_reports_progress(experiment):
         assert torch.equal(value, repeated.data[name]), name
 
 
-@pytest.mark.parametrize("experiment", list_experiments(), ids=lambda e: e.name)
+@every_experiment
 def test_every_experiment_plots_its_panels(experiment):
     figure = quick_result(experiment).plot()
     assert sum(axes.get_visible() for axes in figure.axes) >= 1

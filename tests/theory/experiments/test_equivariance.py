@@ -12,7 +12,7 @@ MODULE = sys.modules["regard.theory.experiments.equivariance"]
 SMALL = {"num_tokens": 6, "embed_dim": 8}
 
 
-@pytest.mark.parametrize("tokens", [6, 20, 32])
+@pytest.mark.parametrize("tokens", [6, 20, pytest.param(32, marks=pytest.mark.long)])
 @pytest.mark.parametrize("width", [8, 32])
 def test_equivariance_is_consistent_for_all_settings(tokens: int, width: int) -> None:
     result = equivariance(num_tokens=tokens, embed_dim=width, seed=tokens)

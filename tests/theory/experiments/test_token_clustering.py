@@ -116,6 +116,7 @@ def test_clusters_are_connected_components():
     assert cluster_labels(x).tolist() == [0, 0, 0, 0, 1, 1, 2]
 
 
+@pytest.mark.long
 def test_clusters_persist_for_large_beta_only():
     counts = token_clustering().data
     assert len(set(counts["num_clusters"][20:].tolist())) == 1
