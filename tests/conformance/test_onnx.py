@@ -378,6 +378,7 @@ def test_gradients_reach_every_input(mode: int, backend: str) -> None:
             },
             r"nonpad_kv_seqlen and past_key must not be passed together",
         ),
+        ({"nonpad_kv_seqlen": np.array([1, -2])}, r"nonpad_kv_seqlen must not be negative; got \[1, -2\]"),
         (
             {"past_key": np.zeros((2, 3, 1, 5)), "past_value": np.zeros((2, 3, 1, 4))},
             r"past_key must have shape \(2, 3, past, 4\).* got \(2, 3, 1, 5\)",

@@ -70,10 +70,10 @@ def test_links_to_the_repository_lead_to_pages_of_the_site() -> None:
 
 @pytest.mark.long
 def test_every_public_name_has_an_anchor(site: Path) -> None:
-    for name in reference.PUBLIC_MODULES:
+    modules = {name: import_module(name) for name in reference.PUBLIC_MODULES}
+    for name, module in modules.items():
         html = (site / "reference" / f"{name}.html").read_text(encoding="utf8")
         anchors = set(re.findall(r'id="([^"]+)"', html))
-        module = import_module(name)
         for entry in module.__all__:
             path = f"{name}.{entry}"
             assert inspect.ismodule(getattr(module, entry)) or {path, f"{path}.{entry}"} & anchors, path

@@ -123,7 +123,7 @@ def test_without_a_compiler_the_wheel_has_no_core_and_works(tmp_path: Path) -> N
 
 def test_the_command_of_the_installed_wheel_runs(environment: Path, tmp_path: Path) -> None:
     printed = _run(str(environment / "bin" / "regard"), "mechanisms", "sparsemax", cwd=tmp_path)
-    assert printed.startswith("sparsemax\nformula")
+    assert printed.startswith("sparsemax\nidea")
 
 
 def test_the_wheel_requires_only_torch_numpy_and_the_packages_of_its_command(wheel: Path) -> None:

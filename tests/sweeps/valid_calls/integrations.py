@@ -12,7 +12,7 @@ CALLS = [
         "regard.integrations.onnx.attention",
         lambda: onnx.attention,
         lambda: args(*qkv()),
-        accepts=FLAGS,
+        accepts={**FLAGS, "attn_mask": "-1|-2.5|nan|list of -1|list of nan"},  # added to the scores
     ),
     ValidCall(
         "regard.integrations.onnx.rotary_embedding",

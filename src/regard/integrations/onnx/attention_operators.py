@@ -96,6 +96,8 @@ def attention(
         k, v = _append(array_to_tensor(past_key), k, "key"), _append(array_to_tensor(past_value), v, "value")
     elif nonpad_kv_seqlen is not None:
         lengths = array_to_tensor(nonpad_kv_seqlen).reshape(-1)
+        if lengths.numel() and lengths.min() < 0:
+            raise ArgumentError(f"nonpad_kv_seqlen must not be negative; got {lengths.tolist()}.")
         query_offset = lengths - q.shape[2]
 
     if not q.shape[3]:
