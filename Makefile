@@ -18,8 +18,8 @@ PIP_INSTALL := $(PY) -m pip install --quiet -c constraints.txt
 
 SETUP := $(PYTHON) tools/environment.py
 
-# One thread per worker: two workers with two threads each would compete for two cores.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
+# One thread per worker. The third worker has a core while the other ones wait for a browser or a process.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 3 --dist loadfile
 
 # The tests of the core and, under build/, the core built with sanitizers.
 CORE_TESTS := $(MAKE) --no-print-directory -j 2 -C csrc/tests PYTHON=$(CURDIR)/$(PY)

@@ -42,6 +42,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)  # tests keep many objects, and each full collection visits them all
 
 
 @pytest.fixture(autouse=True)
