@@ -82,11 +82,11 @@ $(NODE_STAMP): package.json package-lock.json
 	@npm install --silent --no-save --no-audit --no-fund
 	@touch $@
 
-test: setup  ## every test not marked long: under 20 minutes on two cores
+test: setup  ## every test not marked long: under 10 minutes on two cores
 	@$(PYTEST) --durations 10
 
-test-long: setup  ## the tests marked long; those of lengths one after another, for their memory: under 40 minutes
-	@$(PYTEST) -m long --ignore tests/long --durations 10
+test-long: setup  ## the tests marked long; those of lengths one after another, for their memory: under 30 minutes
+	@$(PYTEST) -n 2 -m long --ignore tests/long --durations 10
 	@$(PY) -m pytest -m long tests/long
 
 test-exhaustive: setup  ## all generated calls of the sweeps (test-long runs a sample): random calls, wrong calls, architectures
