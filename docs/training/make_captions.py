@@ -4,19 +4,18 @@ With a file of weights, captions-attention.json is first written; the digits are
 training.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import torch
-from panels import HERE, draw_loss_and_accuracy, draw_overlay, read_json
+from panels import HERE, draw_loss_and_accuracy, draw_overlay, save_picture
 
 from regard.files.tensors_with_metadata import load_tensors_and_metadata
 from regard.models.state_dict import load_state_dict
 from regard.models.tasks.captions import VOCABULARY, CaptionsTask, build_model, decode, sample_canvases
 from regard.nn import generate
 from regard.plot.figure import add_title
-from regard.plot.style import INK_COLOR, PAGE_WIDTH_IN, apply_style, new_figure, save_for_page, wrap_text
+from regard.plot.style import INK_COLOR, PAGE_WIDTH_IN, apply_style, new_figure, wrap_text
 
 DATA = HERE.parents[1] / "data"
 LAYER = -1
@@ -77,10 +76,7 @@ def picture(run, canvases):
 
 
 def main(path):
-    attention_path = HERE / "captions-attention.json"
-    if path is not None:
-        attention_path.write_text(json.dumps(attention_of_canvases(path)) + "\n", encoding="utf8")
-    save_for_page(picture(read_json("captions.json"), read_json(attention_path.name)), HERE / "captions.png")
+    save_picture("captions", picture, path and (lambda: attention_of_canvases(path)))
 
 
 if __name__ == "__main__":

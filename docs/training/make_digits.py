@@ -3,18 +3,17 @@
 With a file of weights, the attention on ten held-out images is first written to digits-attention.json.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import torch
-from panels import HERE, draw_loss_and_accuracy, draw_overlay, read_json
+from panels import draw_loss_and_accuracy, draw_overlay, save_picture
 
 from regard.files.tensors_with_metadata import load_tensors_and_metadata
 from regard.models.state_dict import load_state_dict
 from regard.models.tasks.digits import DigitsTask, build_model
 from regard.plot.figure import add_title
-from regard.plot.style import CURVE_COLORS, INK_COLOR, PAGE_WIDTH_IN, apply_style, new_figure, save_for_page
+from regard.plot.style import CURVE_COLORS, INK_COLOR, PAGE_WIDTH_IN, apply_style, new_figure
 
 NUM_DIGITS = 10  # one image of each
 
@@ -70,10 +69,7 @@ def picture(run, images):
 
 
 def main(path):
-    attention_path = HERE / "digits-attention.json"
-    if path is not None:
-        attention_path.write_text(json.dumps(attention_of_images(path)) + "\n", encoding="utf8")
-    save_for_page(picture(read_json("digits.json"), read_json(attention_path.name)), HERE / "digits.png")
+    save_picture("digits", picture, path and (lambda: attention_of_images(path)))
 
 
 if __name__ == "__main__":

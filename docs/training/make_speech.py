@@ -3,13 +3,12 @@
 With a file of weights, the frames of one clip and its attention are first written to speech-attention.json.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
-from panels import HERE, draw_loss_and_accuracy, read_json
+from panels import draw_loss_and_accuracy, save_picture
 from torch.nn.functional import pad
 
 from regard.files.tensors_with_metadata import load_tensors_and_metadata
@@ -30,7 +29,6 @@ from regard.plot.style import (
     PAPER_COLOR,
     apply_style,
     new_figure,
-    save_for_page,
     sequential_colormap,
     set_title,
 )
@@ -107,10 +105,7 @@ def draw_weights(axes, clip):
 
 
 def main(path, data):
-    attention_path = HERE / "speech-attention.json"
-    if path is not None:
-        attention_path.write_text(json.dumps(attention_of_clip(path, data)) + "\n", encoding="utf8")
-    save_for_page(picture(read_json("speech.json"), read_json(attention_path.name)), HERE / "speech.png")
+    save_picture("speech", picture, path and (lambda: attention_of_clip(path, data)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from regard.plot.style import CURVE_COLORS, OVERLAY_COLOR, set_title, style_chart
+from regard.plot.style import CURVE_COLORS, OVERLAY_COLOR, save_for_page, set_title, style_chart
 
 HERE = Path(__file__).parent
 IMAGE_COLORMAP = "gray"
@@ -13,6 +13,17 @@ IMAGE_COLORMAP = "gray"
 
 def read_json(name):
     return json.loads((HERE / name).read_text(encoding="utf8"))
+
+
+def save_picture(name, picture, compute_attention=None):
+    """Save `picture(run, attention)` as NAME.png, from NAME.json and NAME-attention.json.
+
+    `compute_attention`, if given, returns the attention, which is written first.
+    """
+    attention_path = HERE / f"{name}-attention.json"
+    if compute_attention is not None:
+        attention_path.write_text(json.dumps(compute_attention()) + "\n", encoding="utf8")
+    save_for_page(picture(read_json(f"{name}.json"), read_json(attention_path.name)), HERE / f"{name}.png")
 
 
 def draw_curve(axes, run, column, ylabel, title, width=2.2):
