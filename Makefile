@@ -18,7 +18,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet -c constraints.txt
 
 SETUP := $(PYTHON) tools/environment.py
 
-# One thread per worker. The third worker has a core while the other ones wait for a browser or a process.
+# One thread per worker. The third worker uses a core while another waits for a browser or a process.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 3 --dist loadfile
 
 # The tests of the core and, under build/, the core built with sanitizers.

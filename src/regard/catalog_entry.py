@@ -47,7 +47,7 @@ class Mechanism:
 
     @property
     def properties(self) -> dict[str, bool]:
-        """Whether each property holds by which the gallery filters."""
+        """Whether the mechanism has each property that the gallery filters by."""
         return {
             "causal": self.causal,
             "linear time": self.is_linear_time,

@@ -260,7 +260,7 @@ def as_mask(value: Any) -> Mask:
 
 
 def _hint(value: object) -> str:
-    """Return how to convert a value that is no mask."""
+    """Return what to pass instead of a value that is not a mask."""
     mask_mod = getattr(value, "mask_mod", None)  # of FlexAttention's BlockMask
     if not callable(mask_mod):
         return "See regard.mask for the built-in masks."

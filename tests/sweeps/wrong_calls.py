@@ -83,7 +83,7 @@ def suspicious(call: ValidCall, wrong: WrongCall) -> bool:
     return not (is_text or is_number or is_index)
 
 
-MAIN_MODULES = ("mask", "score", "normalizer", "measure")  # the modules of the options of a call
+MAIN_MODULES = ("mask", "score", "normalizer", "measure")  # the modules of a call's options
 MAIN_NAMES = (
     "attention", "attention_varlen", "attention_with_weights", "available_backends", "compare", "explain",
     "merge_states", "override_sdpa", "patch", "record", "scaled_dot_product_attention", "steps", "weights",
@@ -91,7 +91,7 @@ MAIN_NAMES = (
 
 
 def is_main_function(name: str) -> bool:
-    """Return whether a function is one of the main ones, which may raise no internal error."""
+    """Return whether the function is one of the main functions, which must not raise internal errors."""
     part = name.removeprefix("regard.").split(".")[0]
     return part in MAIN_MODULES + MAIN_NAMES
 
