@@ -82,11 +82,13 @@ $(NODE_STAMP): package.json package-lock.json
 	@npm install --silent --no-save --no-audit --no-fund
 	@touch $@
 
-test: setup  ## every test not marked long: under 10 minutes on two cores
+test: setup  ## every law, mechanism and page test: about 6 minutes on two cores
 	@$(PYTEST) --durations 10
 
-test-long: setup  ## the tests marked long; those of lengths one after another, for their memory: under 30 minutes
-	@$(PYTEST) -n 2 -m long --ignore tests/long --durations 10
+# A large family of parametrized tests runs a sample in `make test` (tests/sampling.py) and the other cases here; a test
+# with generated examples runs 20 there and 100 here.
+test-long: setup  ## the tests marked long; those of lengths one after another, for their memory: under 40 minutes
+	@HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 -m 'long or hypothesis' --ignore tests/long --durations 10
 	@$(PY) -m pytest -m long tests/long
 
 test-exhaustive: setup  ## all generated calls of the sweeps (test-long runs a sample): random calls, wrong calls, architectures

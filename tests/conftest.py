@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 import regard
 from tests.chromium import chromium
+from tests.sampling import mark_cases_outside_samples
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 # A background job of a shell ignores SIGINT, which some tests send to themselves and to subprocesses.
@@ -23,18 +24,26 @@ settings.register_profile(
     "regard",
     derandomize=True,
     deadline=None,
-    max_examples=50,
+    max_examples=20,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("quick", settings.get_profile("regard"), max_examples=10)
+settings.register_profile("thorough", settings.get_profile("regard"), max_examples=100)
 # A mutant is either killed or not; shrinking the example that kills it would only cost time.
-settings.register_profile("mutants", settings.get_profile("regard"), phases=[Phase.explicit, Phase.generate])
+settings.register_profile(
+    "mutants", settings.get_profile("regard"), max_examples=50, phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "regard"))
 
 
 def pytest_configure() -> None:
     gc.disable()  # collection creates a million objects and no garbage
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects the tests marked long
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_cases_outside_samples(items)
 
 
 def pytest_collection_finish() -> None:
