@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -29,6 +30,17 @@ def chromium() -> Iterator[Any]:
             yield browser
         finally:
             browser.close()
+
+
+@cache
+def open_window(browser: Any, width: int, height: int, **options: Any) -> Any:
+    """Return a context that keeps an empty page open. Its other pages are tabs, because a window takes half a second.
+
+    Tabs with the same options share a profile, so this is for pages that store nothing in the browser.
+    """
+    context = browser.new_context(viewport={"width": width, "height": height}, **options)
+    context.new_page()
+    return context
 
 
 @contextmanager

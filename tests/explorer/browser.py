@@ -14,6 +14,7 @@ from torch import Tensor
 import regard
 from regard.explorer import bundle
 from regard.models.bundled import language_model
+from tests.chromium import open_window
 from tests.explorer.server_process import ServerProcess, run_server
 
 SENTENCE = " The captain saw the white whale and the boats went down. The captain saw the white whale"
@@ -24,7 +25,7 @@ SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 @dataclass
 class Site:
-    """A server and a browser. Each page has its own profile; errors of all pages are collected."""
+    """A server and a browser. Pages with the same options share a window; errors of all pages are collected."""
 
     server: ServerProcess
     browser: Any
@@ -38,8 +39,7 @@ class Site:
 
     def page(self, address: str = "", *, width: int = 1280, height: int = 720, **options: Any) -> Any:
         """Open a page at a URL, or at the server with this part after "#"."""
-        context = self.browser.new_context(viewport={"width": width, "height": height}, **options)
-        page = context.new_page()
+        page = open_window(self.browser, width, height, **options).new_page()
         page.set_default_timeout(20_000)
         page.pending_requests = set()
         page.on("request", lambda request: page.pending_requests.add(request) if is_awaited(request.url) else None)
@@ -57,7 +57,8 @@ class Site:
     def close_pages(self) -> None:
         """Close all pages; fail if one of them reported an error."""
         for context in self.browser.contexts:
-            context.close()
+            for page in context.pages[1:]:  # the first one keeps the window open
+                page.close()
         errors, self.errors = self.errors, []
         assert not errors, errors
 
@@ -152,8 +153,9 @@ def wait_until_idle(page: Any) -> None:
 
 def stage_values(page: Any, name: str) -> list[list[float]]:
     """Return the matrix of a stage of the Steps view at full precision."""
-    rows = page.locator(f".stage-card[data-stage='{name}'] tbody tr").all()
-    return [[float(cell.get_attribute("title")) for cell in row.locator("td").all()] for row in rows]
+    rows = page.locator(f".stage-card[data-stage='{name}'] tbody tr")
+    texts = rows.evaluate_all("rows => rows.map((row) => [...row.querySelectorAll('td')].map((cell) => cell.title))")
+    return [[float(text) for text in row] for row in texts]
 
 
 def export_file(page: Any, item: str, folder: Path) -> Path:

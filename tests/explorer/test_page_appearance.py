@@ -1,6 +1,7 @@
 """Appearance and accessibility of the page: markup as text, themes, narrow screens, contrast, names and focus."""
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -24,13 +25,49 @@ def open_view(page: Any, view: str) -> None:
     wait_until_idle(page)
 
 
-@needs_chromium
-def test_markup_is_shown_as_text(site: Site) -> None:
-    page = site.page(f"view=overview&layer={LAYER}&head={HEAD}&query=5&key=2&pinned=5")
+@dataclass(frozen=True)
+class Appearance:
+    """A view: the title of the page, elements that the text's markup created, pixels beyond the width, and controls."""
+
+    title: str
+    num_markup_elements: int
+    overflow: int
+    num_alerts: int
+    unnamed_controls: list[str]
+
+
+def read_appearances(page: Any) -> dict[str, Appearance]:
+    """Open every view of a page and return their appearances."""
+    appearances = {}
     for view in VIEWS:
         open_view(page, view)
-        assert page.title().startswith("<img") and page.title().endswith(" · regard"), view
-        assert page.locator("#regard img, #regard b:text('bold'), #regard script").count() == 0, view
+        appearances[view] = Appearance(
+            page.title(),
+            page.locator("#regard img, #regard b:text('bold'), #regard script").count(),
+            page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"),
+            page.locator(".alert:not([hidden])").count(),
+            unnamed_controls(page),
+        )
+    return appearances
+
+
+@pytest.fixture(scope="module")
+def appearances(shared_site: Site) -> dict[str, Appearance]:
+    """The views on a wide screen."""
+    return read_appearances(shared_site.page(f"view=overview&layer={LAYER}&head={HEAD}&query=5&key=2&pinned=5"))
+
+
+@pytest.fixture(scope="module")
+def phone_appearances(shared_site: Site) -> dict[str, Appearance]:
+    """The views on a phone, without a pinned token."""
+    return read_appearances(shared_site.page(f"layer={LAYER}&head={HEAD}", width=390, height=844))
+
+
+@needs_chromium
+def test_markup_is_shown_as_text(site: Site, appearances: dict[str, Appearance]) -> None:
+    for view, appearance in appearances.items():
+        assert appearance.title.startswith("<img") and appearance.title.endswith(" · regard"), view
+        assert appearance.num_markup_elements == 0, view
 
 
 @needs_chromium
@@ -41,14 +78,12 @@ def test_tokens_of_markup_are_its_characters(site: Site) -> None:
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [1280, 390])
-def test_no_view_scrolls_sideways(site: Site, width: int) -> None:
-    page = site.page(f"layer={LAYER}&head={HEAD}", width=width, height=720 if width > 400 else 844)
-    for view in VIEWS:
-        open_view(page, view)
-        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert overflow <= 0, view
-        assert page.locator(".alert:not([hidden])").count() == 0, view
+def test_no_view_scrolls_sideways(
+    site: Site, appearances: dict[str, Appearance], phone_appearances: dict[str, Appearance]
+) -> None:
+    for view, appearance in [*appearances.items(), *phone_appearances.items()]:
+        assert appearance.overflow <= 0, view
+        assert appearance.num_alerts == 0, view
 
 
 @needs_chromium
@@ -94,11 +129,11 @@ def test_text_has_enough_contrast(theme: str, text_color: str, background: str) 
 
 
 @needs_chromium
-def test_every_control_has_an_accessible_name(site: Site) -> None:
-    page = site.page(f"layer={LAYER}&head={HEAD}")
-    for view in VIEWS:
-        open_view(page, view)
-        assert unnamed_controls(page) == [], view
+def test_every_control_has_an_accessible_name(
+    site: Site, appearances: dict[str, Appearance], phone_appearances: dict[str, Appearance]
+) -> None:
+    for view, appearance in [*appearances.items(), *phone_appearances.items()]:
+        assert appearance.unnamed_controls == [], view
 
 
 def unnamed_controls(page: Any) -> Any:

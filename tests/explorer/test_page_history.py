@@ -1,23 +1,13 @@
 """The history of texts: Back and Forward, the menu of texts, and the texts to compare."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from tests.chromium import needs_chromium
-from tests.explorer.browser import HEAD, LAYER, SENTENCE, Site, open_site, wait_until_idle
+from tests.explorer.browser import HEAD, LAYER, SENTENCE, Site, wait_until_idle
 from tests.explorer.server_process import run_server
 
 pytestmark = needs_chromium
 SECOND, THIRD, FOURTH = "Call me Ishmael", "Some years ago", "never mind how long"
-
-
-@pytest.fixture(scope="module")
-def site(browser: Any) -> Iterator[Site]:
-    """A separate server, because other tests add texts."""
-    with open_site(browser) as site:
-        yield site
 
 
 def run_text(page: Any, text: str) -> None:

@@ -78,7 +78,7 @@ def test_page_contains_only_visible_elements(site: Site, page: Any) -> None:
         other = site.page(f"view={view}&layer={LAYER}&head={HEAD}&query=9000&key=4000&pinned=9000")
         wait_until_idle(other)
         assert other.evaluate("document.querySelectorAll('*').length") < MAX_ELEMENTS, view
-        other.context.close()
+        other.close()
 
 
 def test_memory_of_the_page_is_bounded(site: Site, page: Any) -> None:

@@ -24,14 +24,25 @@ pytestmark = needs_chromium
 TEXT = "Call me Ishmael. Call me what you like"
 
 
+def displayed_heads(page: Any) -> list[tuple[int, int]]:
+    """Return the layer and the head of each card, in the order of the page."""
+    script = "cards => cards.map(({ dataset }) => [Number(dataset.layer), Number(dataset.head)])"
+    return [(layer, head) for layer, head in page.locator("button.head-card").evaluate_all(script)]
+
+
+def displayed_numbers(cells: Any) -> list[tuple[str, float]]:
+    """Return the text of each cell, and the number at full precision in its tooltip."""
+    texts = cells.evaluate_all("cells => cells.map((cell) => [cell.textContent, cell.title])")
+    return [(text, float(title)) for text, title in texts]
+
+
 def test_heads_are_sorted_by_a_measure(site: Site) -> None:
     page = site.page("view=overview")
     page.wait_for_selector(".head-card .chip")
     page.get_by_label("Measure").select_option("confidence")
     page.get_by_role("button", name="Largest first").click()
     expected = [row["layer"] * 8 + row["head"] for row in record_text()[0].head_table().sort("confidence")]
-    cards = page.locator("button.head-card").all()
-    order = [int(card.get_attribute("data-layer")) * 8 + int(card.get_attribute("data-head")) for card in cards]
+    order = [layer * 8 + head for layer, head in displayed_heads(page)]
     values = record_text()[0].head_table().column("confidence")
     assert [round(values[head], 4) for head in order] == [round(values[head], 4) for head in expected]
     assert page.locator(".head-card .value").first.text_content() == f"{max(values):.2f}"
@@ -101,10 +112,9 @@ def test_arithmetic_and_its_code_give_the_weight(site: Site) -> None:
     assert step_value("row_max") == pytest.approx(float(scores.max()), rel=1e-5)
     assert step_value("exp_sum") == pytest.approx(float((scores - scores.max()).exp().sum()), rel=1e-5)
     assert step_value("exp") / step_value("exp_sum") == pytest.approx(float(weights()[13, 1]), abs=1e-6)
-    cells = page.locator(".vector tbody tr:nth-child(3) td").all()
-    products = [float(cell.get_attribute("title")) for cell in cells]
+    products = [x for _, x in displayed_numbers(page.locator(".vector tbody tr:nth-child(3) td"))]
     assert sum(products[: q.shape[1]]) == pytest.approx(step_value("dot"), rel=1e-6)
-    output = [float(cell.get_attribute("title")) for cell in page.locator("li").last.locator("td").all()]
+    output = [x for _, x in displayed_numbers(page.locator("li").last.locator("td"))]
     assert output == pytest.approx((scores.softmax(0) @ v[:14]).tolist(), rel=1e-4, abs=1e-5)
     names: dict[str, Any] = {"recording": record_text()[0], "torch": torch}
     exec(page.locator("pre.code").text_content(), names)
@@ -117,8 +127,7 @@ def test_vector_numbers_fit_their_columns(site: Site) -> None:
     for query, key in ((3, 1), (9, 8), (13, 12), (15, 14)):
         page = site.page(f"view=arithmetic&layer=0&head=0&query={query}&key={key}")
         page.wait_for_selector(".arithmetic-headline output")
-        elements = page.locator(".vector td").all()
-        cells = [(cell.text_content(), float(cell.get_attribute("title"))) for cell in elements]
+        cells = displayed_numbers(page.locator(".vector td"))
         small += [(text, x) for text, x in cells if 0 < abs(x) < 0.01]
         assert page.evaluate("[...document.querySelectorAll('.vectors')].every((x) => x.scrollWidth <= x.clientWidth)")
     assert len(small) > 10
@@ -157,9 +166,7 @@ def test_a_new_text_is_run_and_its_heads_are_filtered_by_kind(site: Site) -> Non
     page.wait_for_selector(".head-card .chip")
     expected = {(head.layer, head.head) for head in recording.find_heads("previous")}
     page.locator(".chip-group .chip[data-kind=previous]").click()
-    cards = page.locator("button.head-card").all()
-    heads = {(int(card.get_attribute("data-layer")), int(card.get_attribute("data-head"))) for card in cards}
-    assert heads == expected != set()
+    assert set(displayed_heads(page)) == expected != set()
 
 
 def test_a_link_runs_its_text_if_the_server_does_not_have_it(site: Site) -> None:

@@ -35,7 +35,7 @@ def page(site: Site) -> Iterator[Any]:
     page = site.page(VIEW)
     wait_until_idle(page)
     yield page
-    page.context.close()
+    page.close()
 
 
 def read_cell(page: Any, query: int, key: int) -> tuple[str, str]:

@@ -84,7 +84,7 @@ def test_the_page_reconnects_when_the_server_is_back(browser: Any, tmp_path: Pat
         assert is_close(page.locator(".readout output").text_content(), float(weights()[16, 5]))
         assert page.get_by_label("Text for the model").input_value() == SENTENCE
         assert not page.locator(".alert").is_visible()
-        page.context.close()
+        page.close()
 
 
 @pytest.mark.long
@@ -121,7 +121,7 @@ def test_a_session_id_of_the_old_server_never_shows_a_text_of_the_new_one(browse
         assert "view=text" in page.url  # selected during the reopening
         stale = [response for response in responses if '"session":0' in (response.request.post_data or "")]
         assert [response.url for response in stale if response.status != 409] == []
-        page.context.close()
+        page.close()
 
 
 @pytest.mark.long
@@ -143,4 +143,4 @@ def test_the_key_is_not_sent_to_a_server_with_another_key(browser: Any, tmp_path
         assert page.evaluate("getComputedStyle(document.body).maxWidth") != "none", (
             "the content policy allows its style"
         )
-        page.context.close()
+        page.close()

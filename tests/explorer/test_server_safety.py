@@ -28,8 +28,18 @@ time.sleep(60)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with run_server(header_timeout=TIMEOUT_S) as process:
+def browser_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file with the address that the server opened in its browser, a script beside it."""
+    return tmp_path_factory.mktemp("browser") / "opened"
+
+
+@pytest.fixture(scope="module")
+def server(browser_log: Path) -> Iterator[ServerProcess]:
+    script = browser_log.with_name("browser")
+    script.write_text(BROWSER_SCRIPT.format(python=sys.executable, log=str(browser_log)))
+    script.chmod(0o700)
+    environment = {"BROWSER": f"{script} %s &"}
+    with run_server(header_timeout=TIMEOUT_S, opens_browser=True, environment=environment) as process:
         yield process
 
 
@@ -86,29 +96,26 @@ def command_lines() -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="only Linux has /proc")
-def test_the_key_is_on_no_command_line_and_in_a_private_file(tmp_path: Path) -> None:
-    log, script = tmp_path / "opened", tmp_path / "browser"
-    script.write_text(BROWSER_SCRIPT.format(python=sys.executable, log=str(log)))
-    script.chmod(0o700)
-    with run_server(opens_browser=True, environment={"BROWSER": f"{script} %s &"}) as server:
-        for _ in range(200):
-            if log.exists() and log.read_text():
-                break
-            time.sleep(0.1)
-        file = Path(log.read_text().removeprefix("file://"))
-        key = server.path.strip("/")
-        lines = command_lines()
-        assert any(str(file) in line for line in lines), "the browser must run"
-        assert not any(key in line for line in lines)
-        assert server.address in file.read_text()
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-        assert server.get(server.path)[0] == 200
-        for _ in range(100):
-            if not file.parent.exists():
-                break
-            time.sleep(0.1)
-        assert not file.parent.exists(), "the file must be removed when the page is open"
+def test_the_key_is_on_no_command_line_and_in_a_private_file(server: ServerProcess, browser_log: Path) -> None:
+    """The other tests do not open the page, which removes the file."""
+    for _ in range(200):
+        if browser_log.exists() and browser_log.read_text():
+            break
+        time.sleep(0.1)
+    file = Path(browser_log.read_text().removeprefix("file://"))
+    key = server.path.strip("/")
+    lines = command_lines()
+    assert any(str(file) in line for line in lines), "the browser must run"
+    assert not any(key in line for line in lines)
+    assert server.address in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert server.get(server.path)[0] == 200
+    for _ in range(100):
+        if not file.parent.exists():
+            break
+        time.sleep(0.1)
+    assert not file.parent.exists(), "the file must be removed when the page is open"
 
 
 def test_the_redirect_file_is_removed_after_use() -> None:

@@ -206,7 +206,7 @@ def _results(task: KarateTask | MiserablesTask, seed: int) -> dict[str, float]:
     return trainer.test()
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [pytest.param("gat", marks=pytest.mark.long), "gatv2"])
 def test_karate_club_groups_are_learned_from_the_leaders(kind: str) -> None:
     results = [_results(KarateTask(kind=kind), seed) for seed in range(3)]
     assert {(result["num_tested"], result["majority"]) for result in results} == {(32, 0.5)}
@@ -214,7 +214,7 @@ def test_karate_club_groups_are_learned_from_the_leaders(kind: str) -> None:
     assert sum(result["accuracy"] for result in results) / 3 > 0.8
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ["gat", pytest.param("gatv2", marks=pytest.mark.long)])
 def test_miserables_accuracy_exceeds_the_baselines(kind: str) -> None:
     result = _results(MiserablesTask(kind=kind), 0)
     assert result["num_tested"] == 62

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.text import Text
 
+from regard.plot import style
 from regard.plot.style import TEXT_SIZE_PT
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,8 @@ def test_pictures_are_small(name):
     assert (FOLDER / name).stat().st_size < 300_000
 
 
-def test_the_script_makes_the_pictures(tmp_path):
+def test_the_script_makes_the_pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr(style, "PAGE_DPI", 20)  # the full resolution takes a second
     MAKE["main"](tmp_path)
 
     assert {path.name for path in tmp_path.iterdir()} == set(MAKE["PICTURES"])

@@ -86,6 +86,7 @@ def quick_result(experiment):
 
 
 SLOW = ("score_scaling", "kernel_methods", "token_clustering", "gradient_flow")  # more than a second
+PLOTTED = ("equivariance", "bottleneck")  # images and curves; a plot takes a second
 every_experiment = pytest.mark.parametrize(
     "experiment",
     [pytest.param(e, marks=pytest.mark.long) if e.name in SLOW else e for e in list_experiments()],
@@ -118,7 +119,11 @@ def test_every_experiment_is_deterministic_and_reports_progress(experiment):
         assert torch.equal(value, repeated.data[name]), name
 
 
-@every_experiment
+@pytest.mark.parametrize(
+    "experiment",
+    [e if e.name in PLOTTED else pytest.param(e, marks=pytest.mark.long) for e in list_experiments()],
+    ids=lambda e: e.name,
+)
 def test_every_experiment_plots_its_panels(experiment):
     figure = quick_result(experiment).plot()
     assert sum(axes.get_visible() for axes in figure.axes) >= 1

@@ -122,11 +122,11 @@ def test_json_has_claims_and_panels_with_null_for_nonfinite_numbers(example: Non
     assert values["panels"][1]["values"] == [[1.0]]
 
 
-def test_charts_are_written_to_a_file(tmp_path: Path) -> None:
-    assert run_theory(*HEAT, "--plot", str(tmp_path / "heat.png"))[0] == 0
-    assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
-    assert run_theory(*HEAT, "--plot", str(tmp_path / "heat.svg"))[0] == 0
-    assert b"<svg" in (tmp_path / "heat.svg").read_bytes()
+def test_charts_are_written_to_a_file(example: None, tmp_path: Path) -> None:
+    assert run_theory("example", "--plot", str(tmp_path / "example.png"))[0] == 0
+    assert (tmp_path / "example.png").read_bytes().startswith(b"\x89PNG")
+    assert run_theory("example", "--plot", str(tmp_path / "example.svg"))[0] == 0
+    assert b"<svg" in (tmp_path / "example.svg").read_bytes()
 
 
 def test_a_progress_bar_is_shown_on_stderr_after_two_seconds(example: None, monkeypatch: pytest.MonkeyPatch) -> None:

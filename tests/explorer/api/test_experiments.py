@@ -16,7 +16,7 @@ from regard.plot.chart_panels import ImagePanel, Panel, PointAnimation, Series
 from regard.theory import Claim, ExperimentResult, list_experiments
 from tests.explorer.recordings import make_explorer
 
-SMALL_RUN = {"name": "score_scaling", "settings": {"num_keys": 64, "num_samples": 1000}, "seed": 3}
+SMALL_RUN = {"name": "rank_collapse", "settings": {"num_tokens": 8, "num_layers": 8}, "seed": 3}
 
 
 def make_result() -> ExperimentResult:
@@ -72,9 +72,9 @@ def test_an_experiment_runs_once_for_its_settings_and_seed() -> None:
     fractions: list[float] = []
     explorer.progress_callback = lambda params: lambda text, fraction: fractions.append(fraction)  # type: ignore[assignment, method-assign]
     values = dispatch(explorer, "experiment", SMALL_RUN).values
-    assert values["settings"]["num_keys"] == 64
-    experiment = next(experiment for experiment in list_experiments() if experiment.name == "score_scaling")
-    expected = experiment.run(num_keys=64, num_samples=1000, seed=3)
+    assert values["settings"]["num_tokens"] == 8
+    experiment = next(experiment for experiment in list_experiments() if experiment.name == "rank_collapse")
+    expected = experiment.run(num_tokens=8, num_layers=8, seed=3)
     assert [claim["max_error"] for claim in values["claims"]] == [claim.max_error for claim in expected.claims]
     assert fractions[-1] == 1.0
     count = len(fractions)

@@ -21,6 +21,12 @@ module = importlib.import_module("regard.theory.experiments.complexity")
 SMALL = dict(embed_dim=16, num_tokens=16, mechanism_stride=8)
 
 
+@pytest.fixture
+def short_timings(monkeypatch):
+    """Measure the times of short sequences: they are for the chart only."""
+    monkeypatch.setattr(module, "TIMED_LENGTHS", (16, 32))
+
+
 def test_flops_of_a_matrix_product():
     assert count_flops(lambda: torch.zeros(3, 4) @ torch.zeros(4, 5)) == 2 * 3 * 4 * 5
 
@@ -96,12 +102,17 @@ def test_layers_to_reach_the_first_token(tokens, window, layers):
         ("crossover_length", lambda forward, length: 1024),
     ],
 )
-def test_a_wrong_formula_is_detected(monkeypatch, name, replacement):
+def test_a_wrong_formula_is_detected(monkeypatch, short_timings, name, replacement):
     monkeypatch.setattr(module, name, replacement)
     assert not complexity(**SMALL).is_consistent
 
 
-def test_a_wrong_growth_of_flops_is_detected(monkeypatch):
+def test_the_experiment_is_consistent_with_short_timings(short_timings):
+    result = complexity(**SMALL)
+    assert result.is_consistent, str(result)
+
+
+def test_a_wrong_growth_of_flops_is_detected(monkeypatch, short_timings):
     flop_scaling = importlib.import_module("regard.theory.analysis.flop_scaling")
     monkeypatch.setattr(flop_scaling, "planned_flops", lambda n, options: float(n))
     assert not complexity(**SMALL).is_consistent

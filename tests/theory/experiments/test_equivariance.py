@@ -12,8 +12,14 @@ MODULE = sys.modules["regard.theory.experiments.equivariance"]
 SMALL = {"num_tokens": 6, "embed_dim": 8}
 
 
-@pytest.mark.parametrize("tokens", [6, 20, pytest.param(32, marks=pytest.mark.long)])
-@pytest.mark.parametrize("width", [8, 32])
+@pytest.mark.parametrize(
+    ("tokens", "width"),
+    [
+        (6, 8),
+        (20, 32),
+        *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((6, 32), (20, 8), (32, 8), (32, 32))),
+    ],
+)
 def test_equivariance_is_consistent_for_all_settings(tokens: int, width: int) -> None:
     result = equivariance(num_tokens=tokens, embed_dim=width, seed=tokens)
     assert result.is_consistent, str(result)

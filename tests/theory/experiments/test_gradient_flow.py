@@ -11,6 +11,12 @@ module = importlib.import_module("regard.theory.experiments.gradient_flow")
 SMALL = dict(num_tokens=4, max_norm=0.8, time=0.5)
 
 
+@pytest.fixture
+def few_steps(monkeypatch):
+    """Integrate four steps instead of twenty: each step checks the same formulas."""
+    monkeypatch.setattr(module, "NUM_STEPS", 4)
+
+
 def random_problem(n=5, d=2, seed=3):
     random = torch.Generator().manual_seed(seed)
     c = module._random_symmetric(d, random)
@@ -58,16 +64,21 @@ def test_unnormalized_energy_decreases_along_softmax_at_the_predicted_rate():
     torch.testing.assert_close(actual, -(z * velocity.square().sum(-1)).sum() / len(x), atol=1e-12, rtol=0)
 
 
-def test_the_asymmetry_of_softmax_grows_with_the_norm():
+def test_the_asymmetry_of_softmax_grows_with_the_norm(few_steps):
     panel = gradient_flow(num_tokens=5).panels[0]
     softmax = next(series.y for series in panel.series if series.label == "softmax")
     assert list(softmax) == sorted(softmax)
     assert softmax[-1] > 0.05
 
 
-def test_one_dimensional_points_have_no_animation():
+def test_one_dimensional_points_have_no_animation(few_steps):
     assert gradient_flow(dim=1, **SMALL).animation is None
-    assert gradient_flow(dim=3, **SMALL).animation.points.shape == (21, 4, 3)
+    assert gradient_flow(dim=3, **SMALL).animation.points.shape == (5, 4, 3)
+
+
+def test_the_experiment_is_consistent_with_few_steps(few_steps):
+    result = gradient_flow(**SMALL)
+    assert result.is_consistent, str(result)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,6 @@ def test_one_dimensional_points_have_no_animation():
         ("_softmax_jacobian", lambda x, c: -torch.kron(torch.softmax(x @ c @ x.mT, -1), c)),
     ],
 )
-def test_a_wrong_formula_is_detected(monkeypatch, name, replacement):
+def test_a_wrong_formula_is_detected(monkeypatch, few_steps, name, replacement):
     monkeypatch.setattr(module, name, replacement)
     assert not gradient_flow(**SMALL).is_consistent

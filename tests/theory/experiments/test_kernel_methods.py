@@ -12,7 +12,7 @@ from regard.theory import kernel_methods
 from regard.theory.analysis.relation_fits import fit_relation, recover_scores
 from regard.theory.experiments.kernel_methods import _mercer_spectrum
 
-SMALL = {"num_tokens": 32, "head_dim": 3, "steps": 200}
+SMALL = {"num_tokens": 32, "head_dim": 3, "steps": 20}
 
 
 def ignore_progress(weights: float) -> None:
@@ -62,7 +62,8 @@ def test_best_fits_reach_the_floor_and_trained_maps_stay_above() -> None:
 
 
 @pytest.mark.parametrize(
-    "num_tokens, head_dim, length_scale, skew", [(32, 12, 0.5, 0.25), (128, 2, 3.0, 2.0), (40, 3, 1.3, 0.5)]
+    "num_tokens, head_dim, length_scale, skew",
+    [(32, 12, 0.5, 0.25), *(pytest.param(*x, marks=pytest.mark.long) for x in ((128, 2, 3.0, 2.0), (40, 3, 1.3, 0.5)))],
 )
 def test_the_experiment_is_consistent_at_the_ends_of_its_sliders(
     num_tokens: int, head_dim: int, length_scale: float, skew: float
@@ -78,7 +79,7 @@ def claim(claims, text: str):
 
 def test_the_number_of_negative_eigenvalues_is_head_dim() -> None:
     for width in (2, 5):
-        result = kernel_methods(num_tokens=40, head_dim=width, steps=200)
+        result = kernel_methods(num_tokens=40, head_dim=width, steps=20)
         assert float(claim(result.claims, "symmetric part are negative").actual) == width
         assert (result.data["untied"] < -1e-6).sum() == width
         assert (result.data["tied"] > 1e-6).sum() == width

@@ -80,7 +80,7 @@ def test_the_frozen_limit_matches_poisson_dirichlet_samples() -> None:
         assert abs(float(values.mean()) - getattr(limit, name)) < 5 * float(values.std()) / math.sqrt(4000), name
 
 
-@pytest.mark.parametrize(("num_keys", "correlation"), [(64, 0.05), (1024, 0.9)])
+@pytest.mark.parametrize(("num_keys", "correlation"), [(64, 0.05), pytest.param(1024, 0.9, marks=pytest.mark.long)])
 def test_the_experiment_is_consistent_at_the_ends_of_its_sliders(num_keys: int, correlation: float) -> None:
     result = score_scaling(num_keys=num_keys, num_samples=1000, correlation=correlation, seed=9)
     assert result.is_consistent, str(result)
@@ -94,7 +94,7 @@ def test_the_experiment_is_consistent_at_the_upper_ends_of_its_sliders() -> None
 
 def test_a_wrong_scale_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score, "scaled_dot", lambda scale=None: regard.score.modifier(lambda s, b, h, i, j: 1.3 * s))
-    result = score_scaling(num_keys=256, num_samples=2000)
+    result = score_scaling(num_keys=64, num_samples=1000)
     assert [claim.holds for claim in result.claims if "with the scale" in claim.statement] == [False] * 3
 
 
