@@ -2,8 +2,8 @@
 # # Attention from scratch
 #
 # In this tutorial you write attention yourself: a function with masks and heads, its gradient by hand, a version with
-# little memory, and a layer. Each part is compared with PyTorch and with `regard`. It takes about ten minutes to read
-# and a few seconds to run.
+# little memory, and a layer. Each part is compared with PyTorch and with `regard`. It takes about half an hour to read
+# with the code, and a few seconds to run.
 #
 # You need NumPy and a little PyTorch. The page [Attention, step by step](../guide/attention-step-by-step.md) explains
 # queries, keys, values and the softmax.
@@ -89,7 +89,7 @@ print("torch ", difference(output, by_torch))
 
 # %% [markdown]
 # PyTorch's `is_causal` aligns the *first* query with the first key, so its result is different. Both are valid, but
-# mixing them is a common bug. With as many queries as keys, they are the same.
+# mixing them is a common bug. The two alignments agree if there are as many queries as keys.
 
 # %% cover=true alt="Two maps of four queries and six keys. On the left, all keys are visible to the last query; on the right, only four"
 first_aligned = np.tril(np.ones((n_q, n_k), dtype=bool))
@@ -103,11 +103,11 @@ plot.weights(maps, titles=titles)
 # Padding can hide all keys of a query. The largest score of such a row is -∞, and -∞ - (-∞) is not a number:
 
 # %%
-nothing = causal(n_q, n_k)
-nothing[1] = False
+one_empty_row = causal(n_q, n_k)
+one_empty_row[1] = False
 with np.errstate(invalid="ignore"):
-    print("ours  ", attention(q, k, v, nothing)[0][0, 0, 1, :3])
-by_regard = regard.attention(q, k, v, mask=torch.from_numpy(nothing))
+    print("ours  ", attention(q, k, v, one_empty_row)[0][0, 0, 1, :3])
+by_regard = regard.attention(q, k, v, mask=torch.from_numpy(one_empty_row))
 print("regard", by_regard[0, 0, 1, :3])
 
 # %% [markdown]
@@ -123,7 +123,7 @@ def softmax(scores):
     return exps / np.where(total == 0, 1, total)
 
 
-output, weights = attention(q, k, v, nothing)
+output, weights = attention(q, k, v, one_empty_row)
 print("row 1 ", output[0, 0, 1, :3])
 print("regard", difference(output, by_regard))
 
@@ -136,8 +136,12 @@ print("regard", difference(output, by_regard))
 # | step forward | step backward |
 # |---|---|
 # | O = A V | dV = Aᵀ dO, and dA = dO Vᵀ |
-# | A = softmax(S) | dS = A · (dA - the sum of A · dA over the row), elementwise |
+# | A = softmax(S) | dS = A ∘ (dA - the sum of A ∘ dA over the row) |
 # | S = Q Kᵀ / √d | dQ = dS K / √d, and dK = dSᵀ Q / √d |
+#
+# The sign ∘ multiplies entry by entry. In one row of the softmax, a weight depends on every score: the derivative of
+# a_j with respect to s_l is a_j (1 - a_l) if j = l, and -a_j a_l otherwise, in short a_j (1[j = l] - a_l). By the chain
+# rule, entry l of the row of dS is Σ_j dA_j a_j (1[j = l] - a_l) = a_l (dA_l - Σ_j a_j dA_j): the second step.
 
 
 # %%
@@ -155,9 +159,9 @@ def attention_gradient(q, k, v, d_output, visible=True):
 
 
 d_output = rng.standard_normal(output.shape)
-*by_hand, d_scores = attention_gradient(q, k, v, d_output, nothing)
+*by_hand, d_scores = attention_gradient(q, k, v, d_output, one_empty_row)
 inputs = [x.requires_grad_() for x in (q_, k_, v_)]
-result = regard.attention(*inputs, mask=torch.from_numpy(nothing))
+result = regard.attention(*inputs, mask=torch.from_numpy(one_empty_row))
 by_autograd = torch.autograd.grad(result, inputs, torch.from_numpy(d_output))
 for name, hand, auto in zip("qkv", by_hand, by_autograd, strict=True):
     print(f"d{name}", difference(hand, auto))
@@ -169,7 +173,7 @@ for name, hand, auto in zip("qkv", by_hand, by_autograd, strict=True):
 
 # %%
 def loss(q):
-    return (attention(q, k, v, nothing)[0] * d_output).sum()
+    return (attention(q, k, v, one_empty_row)[0] * d_output).sum()
 
 
 step = np.zeros_like(q)
@@ -191,10 +195,10 @@ plot.charts([left, right])
 # %% [markdown]
 # ## Less memory: blocks of keys
 #
-# The scores of n tokens are n² numbers. *Online softmax* (Milakov and Gimelshein, 2018) avoids them. It reads the
-# keys in blocks and keeps three things per query: the largest score so far, the sum of exps, and the weighted sum of
-# values. A larger maximum rescales the sums. This is the idea behind FlashAttention, and `regard` uses it on every
-# backend but `reference`.
+# The scores of n tokens are n² numbers. *Online softmax* (Milakov and Gimelshein, 2018) avoids storing them. It reads
+# the keys in blocks and stores three things per query: the largest score so far, the sum of exps, and the weighted sum
+# of values. If the maximum rises from m to m', both sums are multiplied by exp(m - m'). This is the idea behind
+# FlashAttention, and `regard` uses it on every backend but `reference`.
 
 
 # %%
@@ -228,7 +232,7 @@ print("regard, lse      ", difference(lse, result.lse))
 # %% [markdown]
 # The result is exact. The second output, called `lse`, is worth keeping: with it, any single weight follows from one
 # query and one key. So the backward pass can compute the weights again, block by block, and `regard` can show weights
-# that it never stored:
+# that it never stored. In the code, 8 is √64, the root of the head dimension:
 
 # %%
 i, j = 1234, 567
@@ -242,6 +246,8 @@ curves = {"all scores": 8.0 * lengths**2, "a block of 64": 8.0 * 64 * lengths}
 plot.growth(lengths, curves, unit="bytes per head")
 
 # %% [markdown]
+# At 131,072 tokens, all scores of one head in float64 take 137 GB, and the scores of a block of 64 keys 67 MB.
+#
 # ## A layer
 #
 # A layer adds what is learned: the matrices that make queries, keys and values, and the matrix that mixes the heads.

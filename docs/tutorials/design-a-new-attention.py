@@ -3,7 +3,7 @@
 #
 # In this tutorial you design an attention of your own: a score with a learned decay, a mask, and a normalizer. You
 # check it, measure its cost, put it into a layer, and train it against two baselines. The result is mixed, as in most
-# experiments. It takes about ten minutes to read and half a minute to run.
+# experiments. It takes about twenty minutes to read and half a minute to run.
 #
 # The task decides the design. Here it is *the most recent value*: a sequence has pairs of a key and a value, and keys
 # occur many times. For each pair, predict the value of the most recent earlier pair with the same key.

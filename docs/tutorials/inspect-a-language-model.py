@@ -3,7 +3,7 @@
 #
 # A small language model completes a name. Which heads does it use? In this tutorial you record its attention, make a
 # hypothesis from the maps, and test the hypothesis. Three plausible tests give three different answers. It takes
-# about ten minutes to read and half a minute to run.
+# about twenty minutes to read and half a minute to run.
 #
 # The model is part of the package: four layers of eight heads, trained on speeches and *Moby-Dick*
 # ([training](../training/language.md)).

@@ -2,7 +2,7 @@
 # # Train a small transformer
 #
 # In this tutorial you train a language model to sort letters: data, model, training loop, curve, attention before and
-# after, and generation. Then you read its attention, guess what it does, and test the guess. It takes about eight
+# after, and generation. Then you read its attention, guess what it does, and test the guess. It takes about twenty
 # minutes to read and half a minute to run on one thread.
 #
 # ## Data

@@ -3,7 +3,7 @@
 #
 # In this tutorial you inspect four trained models: of handwritten digits, of spoken digits, and of two social
 # networks. For each you draw what it attends to, and then test whether the prediction depends on it. The answers
-# differ. It takes about eight minutes to read and half a minute to run.
+# differ. It takes about twenty minutes to read and half a minute to run.
 #
 # The weights of the first two models are in the folder `trained` beside this notebook, so open it in a copy of the
 # repository. `regard train digits` and `regard train speech` made them ([digits](../training/digits.md),

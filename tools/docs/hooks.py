@@ -4,6 +4,8 @@ The sources are in docs/. Other pages come from README.md (the home page) and ot
 the public modules and the command line, and from every file of the repository that a page links to.
 """
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,14 @@ SEARCH_BOOSTS = {
     "how-to/": 2.0,
     "get-started/": 2.0,
     "guide/": 2.0,
-    "gallery/": 2.0,
+    "gallery/which-one": 4.0,
+    "gallery/": 0.5,
+    "recording": 4.0,
     "decisions/": 0.1,
     "project/": 0.3,
 }
+BLANK_LINE = re.compile(r"^ *<BLANKLINE>$", re.MULTILINE)  # doctest's mark of an empty line of output
+FORMULA = re.compile(r"\\\((.*?)\\\)|\\\[(.*?)\\\]", re.DOTALL)
 # A link to the source of a public module leads to its page of the reference, which the repository does not contain.
 REFERENCE_PAGES = reference.pages_by_source()
 
@@ -94,12 +100,17 @@ def _is_page(target: Path) -> bool:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Insert the widgets of the guide and the cards of the gallery; point relative links to the pages of the site."""
+    """Insert the widgets of the guide and the cards of the gallery; point relative links to the pages of the site.
+
+    Outputs of examples show their empty lines as such.
+    """
     if page.file.src_uri == guide.URI:
         markdown = guide.insert_widgets(markdown)
     elif page.file.src_uri == gallery.URI:
         markdown = gallery.insert_cards(markdown)
         page.meta["hide"] = ["navigation"]  # room for two columns
+    if not page.file.src_uri.startswith(f"{repository.FOLDER}/"):
+        markdown = BLANK_LINE.sub("", markdown)
     source = source_of(page.file.src_uri)
     for start, boost in SEARCH_BOOSTS.items():
         if page.file.src_uri.startswith(start):
@@ -128,3 +139,18 @@ def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files
         if page.file.src_uri == interactive.URI:
             return interactive.add_files(html)
     return html
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Replace formulas in the search index, which would show their LaTeX; those without commands stay as text."""
+    path = Path(config.site_dir) / "search" / "search_index.json"
+    index = json.loads(path.read_text(encoding="utf8"))
+    for entry in index["docs"]:
+        for field in ("title", "text"):
+            entry[field] = FORMULA.sub(_formula_text, entry[field])
+    path.write_text(json.dumps(index), encoding="utf8")
+
+
+def _formula_text(match: re.Match[str]) -> str:
+    formula = match[1] or match[2] or ""
+    return "…" if "\\" in formula else formula.replace("{", "").replace("}", "")

@@ -18,7 +18,7 @@ def explore(
 
     `tokens` label the positions; None uses `recording.tokens`. `batch_index` selects one text of a batch. `title` is
     the name of the session in the page. The method `export("file.html")` of the widget writes a page that needs
-    neither Python nor a network. Needs anywidget: `pip install 'regard[explorer]'`.
+    neither Python nor a network. Needs anywidget: `pip install '.[explorer]'` in the repository.
 
     Attention weights alone do not explain a prediction; `regard.patch` and `Recording.relevance` test a hypothesis.
 

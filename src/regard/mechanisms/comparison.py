@@ -79,7 +79,7 @@ class AttentionComparison:
     def plot(self) -> "Figure":
         """Return a figure with both weight maps (if there are any), the error of each query, time and memory.
 
-        Needs matplotlib: `pip install 'regard[plot]'`.
+        Needs matplotlib: `pip install '.[plot]'` in the repository.
         """
         from regard.plot.comparison_figure import comparison  # imports matplotlib, an optional dependency
 

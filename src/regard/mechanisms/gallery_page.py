@@ -14,8 +14,9 @@ INTRODUCTION = f"""\
 # Gallery of mechanisms
 
 Every mechanism of regard on the same small input: its weights, its formula, its cost and its code. `regard mechanisms
---markdown` writes this page from [the catalog]({REPOSITORY}/src/regard/mechanisms/catalog.toml). [Which
-one?](which-one.md) chooses by need. The pictures and filters are on the documentation site, which `make docs` builds.
+--markdown` writes this page from [the catalog]({REPOSITORY}/src/regard/mechanisms/catalog.toml). [Choose a
+mechanism](which-one.md) starts from your case. The pictures and filters are on the documentation site, which `make docs`
+builds.
 
 ## The pictures
 

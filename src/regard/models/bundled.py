@@ -19,7 +19,7 @@ def language_model() -> tuple[LanguageModel, Tokenizer]:
     """Return a language model with four layers of eight heads, and its tokenizer of 4096 tokens.
 
     The model has no maximum length; it is tested up to 16,384 tokens. Some of its heads are induction heads. The result
-    is cached: every call returns the same objects. Needs tokenizers: `pip install 'regard[models]'`.
+    is cached: every call returns the same objects. Needs tokenizers: `pip install '.[models]'` in the repository.
 
     >>> import torch
     >>> model, tokenizer = language_model()

@@ -16,7 +16,8 @@ END_OF_TEXT = "<|end|>"
 class Tokenizer:
     """A byte-level BPE tokenizer: `encode` maps a text to token ids, and `decode` maps token ids to a text.
 
-    `Tokenizer.train` and `Tokenizer.from_file` return one. They need tokenizers: `pip install 'regard[models]'`.
+    `Tokenizer.train` and `Tokenizer.from_file` return one. They need tokenizers: `pip install
+    '.[models]'` in the repository.
 
     >>> from regard.models import language_model
     >>> model, tokenizer = language_model()

@@ -1,8 +1,8 @@
 """Plots of masks, attention weights, heads, comparisons and curves, as matplotlib figures.
 
 The functions take arrays and compute no attention. For the map of a long sequence pass the result of
-`measure.pooled_map`. matplotlib is imported by the first plot; install it with `pip install 'regard[plot]'`.
-`svg_weights`, `svg_token_lines`, `text_weights` and `text_charts` do not need it.
+`measure.pooled_map`. matplotlib is imported by the first plot; install it with `pip install '.[plot]'` in
+the repository. `svg_weights`, `svg_token_lines`, `text_weights` and `text_charts` do not need it.
 
 >>> from regard import mask
 >>> figure = weights([[1.0, 0.0], [0.25, 0.75]], tokens=["to", "be"])

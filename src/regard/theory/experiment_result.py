@@ -96,7 +96,7 @@ class ExperimentResult:
         return all(claim.holds for claim in self.claims) and not any(claim.holds for claim in self.false_claims)
 
     def plot(self) -> "Figure":
-        """Return the charts as a matplotlib figure. Needs matplotlib: `pip install 'regard[plot]'`."""
+        """Return the charts as a matplotlib figure. Needs matplotlib: `pip install '.[plot]'` in the repository."""
         return charts(self.panels)
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Hugging Face transformers on regard: `register()` adds the attention implementation "regard".
 
-Needs transformers: `pip install 'regard[hf]'`.
+Needs transformers: `pip install '.[hf]'` in the repository.
 """
 
 from regard.integrations.huggingface.attention_interface import register
