@@ -17,7 +17,8 @@ constexpr int64_t MAX_LENGTH = (int64_t(1) << 31) - 1024;
 // Panels of queries that read a tile of keys one after another. Python's tiling and cost estimates use the same number.
 constexpr int64_t PANELS_PER_BLOCK = 8;
 
-// The dtype of q, k, v, the output and its gradient. Row statistics and the gradients of q, k and v are FP32.
+// The dtype of q, k, v and the gradient of the output; the output has a dtype of its own. Row statistics and the
+// gradients of q, k and v are FP32.
 enum DType : int64_t { FP32, BF16, FP16 };
 
 // Rows of a tensor, with a stride for each leading dimension.
@@ -47,7 +48,7 @@ struct AttentionParams {
   int64_t batch, num_heads, num_kv_heads, n_q, n_k, head_dim, value_dim;
   int64_t num_threads;
   double scale;
-  DType dtype;
+  DType dtype, output_dtype;  // output_dtype is dtype or FP32
   StridedRows q, k, v;
   PanelCoverage coverage;
   const Program* program;  // the score modifier, and the mask of partial runs; null where there is neither
@@ -75,7 +76,7 @@ struct AttentionParams {
   int64_t dropout_key_offset = 0, dropout_key_step = 1;
 };
 
-static_assert(sizeof(AttentionParams) == 8 * 49, "every field has eight bytes, so that a caller can pack it");
+static_assert(sizeof(AttentionParams) == 8 * 50, "every field has eight bytes, so that a caller can pack it");
 
 // A tile of the matrix of weights: ranges of batch elements, heads, queries and keys. The first query begins a panel.
 struct WeightTileParams {

@@ -30,7 +30,7 @@ constexpr AbiEntry ABI_TABLE[] = {
     SIZE(AttentionParams), FIELD(AttentionParams, batch), FIELD(AttentionParams, num_heads),
     FIELD(AttentionParams, num_kv_heads), FIELD(AttentionParams, n_q), FIELD(AttentionParams, n_k),
     FIELD(AttentionParams, head_dim), FIELD(AttentionParams, value_dim), FIELD(AttentionParams, num_threads),
-    FIELD(AttentionParams, scale), FIELD(AttentionParams, dtype), FIELD(AttentionParams, q), FIELD(AttentionParams, k),
+    FIELD(AttentionParams, scale), FIELD(AttentionParams, dtype), FIELD(AttentionParams, output_dtype), FIELD(AttentionParams, q), FIELD(AttentionParams, k),
     FIELD(AttentionParams, v), NESTED(AttentionParams, coverage, batch), NESTED(AttentionParams, coverage, num_heads),
     NESTED(AttentionParams, coverage, num_panels), NESTED(AttentionParams, coverage, run_offsets),
     NESTED(AttentionParams, coverage, runs), FIELD(AttentionParams, program), FIELD(AttentionParams, seed),

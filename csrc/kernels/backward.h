@@ -274,7 +274,10 @@ struct Backward {
     Workspace work = allocate_workspace(item, allocator);
     wait_for_item(init_gradient_targets(item, work));
     const KeyRun all_keys{0, int32_t(p.n_k), 0, 0, VECTORS_PER_PANEL};
-    for (int64_t n = 0; n < work.num_panels; ++n) init_panel(item, n, all_keys, work, allocator);
+    for (int64_t n = 0; n < work.num_panels; ++n) {
+      init_panel(item, n, all_keys, work, allocator);
+      pack_panel(item, work, work.panels[n], allocator);
+    }
     for (int64_t tile_index = tile_range[2 * index]; tile_index < tile_range[2 * index + 1]; ++tile_index) {
       const bool has_visible_keys = run_tile(item, tile_index, work);
       write_tile(item, tile_index, has_visible_keys, work);
@@ -337,7 +340,7 @@ struct Backward {
     return previous_item;
   }
 
-  // Packs the queries and the gradients of the output of a panel, and computes delta.
+  // Allocates the sums of a panel.
   void init_panel(const Item& item, int64_t n, const KeyRun& all_keys, Workspace& work,
                   ScratchAllocator& allocator) const {
     const AttentionParams& p = params;
@@ -346,8 +349,15 @@ struct Backward {
     panel.num_queries = std::min<int64_t>(PANEL_QUERIES, p.n_q - panel.query_begin);
     panel.lanes = round_up_to_lanes(panel.num_queries);
     panel.key_runs = key_runs(p, item.b, item.h, panel_begin(item.index) + n, all_keys);
-    panel.d_output = allocator.floats(panel.lanes * p.value_dim);
     panel.d_q_accumulator = allocator.floats(panel.lanes * p.head_dim);
+    std::fill(panel.d_q_accumulator, panel.d_q_accumulator + panel.lanes * p.head_dim, 0.0f);
+    if (p.dropout_threshold) panel.dropout.init(p, item.b, item.h, panel.query_begin, panel.num_queries);
+  }
+
+  // Packs the queries and the gradients of the output of a panel, and computes delta.
+  void pack_panel(const Item& item, Workspace& work, BackwardPanel& panel, ScratchAllocator& allocator) const {
+    const AttentionParams& p = params;
+    panel.d_output = allocator.floats(panel.lanes * p.value_dim);
     const auto load_rows = [&](const StridedRows& rows, int64_t num_channels) {
       return load_float_rows(rows, p.dtype, item.b, item.h, panel.query_begin, panel.num_queries, num_channels,
                              allocator.floats(upcast_scratch_floats(p.dtype, panel.num_queries, num_channels)));
@@ -362,8 +372,6 @@ struct Backward {
                                    allocator.floats(panel.num_queries * round_up_to_lanes(p.head_dim)));
     panel.d_output_rows = padded_rows(g.data, g.row_stride, panel.num_queries, p.value_dim,
                                       allocator.floats(panel.num_queries * round_up_to_lanes(p.value_dim)));
-    std::fill(panel.d_q_accumulator, panel.d_q_accumulator + panel.lanes * p.head_dim, 0.0f);
-    if (p.dropout_threshold) panel.dropout.init(p, item.b, item.h, panel.query_begin, panel.num_queries);
     init_row_statistics(item, g, work, panel);
   }
 
@@ -378,7 +386,7 @@ struct Backward {
       // weights become 0 for a query without keys
       panel.row_statistic[i] = statistic == -INFINITY ? INFINITY : statistic;
       // v_float is not yet in use
-      const FloatRows output = load_float_rows(output_rows, p.dtype, 0, 0, row, 1, p.value_dim, work.v_float);
+      const FloatRows output = load_float_rows(output_rows, p.output_dtype, 0, 0, row, 1, p.value_dim, work.v_float);
       panel.delta[i] =
           dot(output.data, d_output.data + query * d_output.row_stride, p.value_dim) - p.d_row_statistic[row];
     }
@@ -393,23 +401,26 @@ struct Backward {
       KeyTile tile{};
       tile.scores = work.weights;
       for (int64_t from = rows.begin; tile.advance(panel.key_runs, from, rows.end); from = tile.end) {
-        if (!rows.is_loaded) load_tile(item, rows, work);
-        const int64_t offset = tile.begin - rows.begin;
-        tile.k = rows.k.data + offset * rows.k.row_stride, tile.k_row_stride = rows.k.row_stride;
-        tile.v = rows.v.data + offset * rows.v.row_stride, tile.v_row_stride = rows.v.row_stride;
-        if (params.u) tile.exp_terms = rows.exp_terms.slice(offset);
-        run_panel_tile(item, panel, tile, offset, rows.is_finite && panel.is_finite ? nullptr : work.visible, work);
+        if (!rows.is_loaded) {
+          clear_key_gradients(rows, work);
+          load_tile(item, rows, work);
+        }
+        run_panel_tile(item, panel, tile, rows, work);
       }
     }
     if (params.u && rows.is_loaded) transpose_d_k(item, rows.end - rows.begin, work);
     return rows.is_loaded;
   }
 
+  void clear_key_gradients(const TileRows& rows, const Workspace& work) const {
+    const int64_t count = rows.end - rows.begin;
+    std::fill(work.d_k, work.d_k + count * round_up_to_lanes(params.head_dim), 0.0f);
+    std::fill(work.d_v, work.d_v + count * round_up_to_lanes(params.value_dim), 0.0f);
+  }
+
   void load_tile(const Item& item, TileRows& rows, Workspace& work) const {
     const AttentionParams& p = params;
     const int64_t count = rows.end - rows.begin;
-    std::fill(work.d_k, work.d_k + count * round_up_to_lanes(p.head_dim), 0.0f);
-    std::fill(work.d_v, work.d_v + count * round_up_to_lanes(p.value_dim), 0.0f);
     rows.k = load_float_rows(p.k, p.dtype, item.b, item.kv_head, rows.begin, count, p.head_dim, work.k_float);
     rows.v = load_float_rows(p.v, p.dtype, item.b, item.kv_head, rows.begin, count, p.value_dim, work.v_float);
     if (p.u) {
@@ -422,19 +433,30 @@ struct Backward {
     rows.is_loaded = true;
   }
 
-  // The gradients of a panel and a tile of keys, from row `offset` of d_k and d_v on. `visible` is null where all
-  // values are finite.
-  void run_panel_tile(const Item& item, BackwardPanel& panel, KeyTile& tile, int64_t offset, int32_t* visible,
-                      Workspace& work) const {
-    const AttentionParams& p = params;
+  Interpreter make_interpreter(const Item& item, const BackwardPanel& panel, const KeyTile& tile,
+                               const Workspace& work) const {
     static const Program no_program{};
     const int64_t low = tile.vector_begin * LANES, high = std::min(tile.vector_end * LANES, panel.lanes);
-    const bool has_score_mod = p.program && p.program->score_mod_end,
-               has_captured = has_score_mod && p.program->derivative_end < p.program->end;
-    Interpreter interpreter{p.program ? *p.program : no_program, work.registers, item.b, item.h,
+    Interpreter interpreter{params.program ? *params.program : no_program, work.registers, item.b, item.h,
                             panel.query_begin + low};
     interpreter.gradient_targets = work.gradient_targets.data();
     interpreter.num_queries = std::min(high, panel.num_queries) - low;
+    return interpreter;
+  }
+
+  // The gradients of a panel and a part of a tile of keys.
+  void run_panel_tile(const Item& item, BackwardPanel& panel, KeyTile& tile, const TileRows& rows,
+                      Workspace& work) const {
+    const AttentionParams& p = params;
+    const int64_t offset = tile.begin - rows.begin;  // of the part in the tile
+    int32_t* const visible = rows.is_finite && panel.is_finite ? nullptr : work.visible;
+    tile.k = rows.k.data + offset * rows.k.row_stride, tile.k_row_stride = rows.k.row_stride;
+    tile.v = rows.v.data + offset * rows.v.row_stride, tile.v_row_stride = rows.v.row_stride;
+    if (p.u) tile.exp_terms = rows.exp_terms.slice(offset);
+    const int64_t low = tile.vector_begin * LANES, high = std::min(tile.vector_end * LANES, panel.lanes);
+    const bool has_score_mod = p.program && p.program->score_mod_end,
+               has_captured = has_score_mod && p.program->derivative_end < p.program->end;
+    Interpreter interpreter = make_interpreter(item, panel, tile, work);
     float* d_k = work.d_k + offset * round_up_to_lanes(p.head_dim);
     float* d_v = work.d_v + offset * round_up_to_lanes(p.value_dim);
     const bool is_compacted = p.entmax_exponents && !visible && !p.u && !has_captured;

@@ -29,27 +29,29 @@ constexpr int64_t DECODE_TILE_KEYS = 32;
 // Up to this many queries, the lanes of a vector hold channels of a key; with more queries, they hold queries.
 constexpr int64_t MAX_CHANNEL_LANE_QUERIES = LANES * 3 / 4;
 
-// scores[r][t] = q[r] . k[t] for M queries, with channels in lanes. Beyond the last key, up to a whole vector, scores
-// are -inf. Of every four rows, those from prefetch_begin to prefetch_end - 1 are prefetched.
-template <int M>
-static void channel_lane_scores(const float* q, int64_t num_channels, const float* keys, int64_t key_row, int64_t count,
+// scores[r][t] = factor * q[r] . k[t] for M queries, with channels in lanes. Beyond the last key, up to a whole vector,
+// scores are -inf. Of every four rows, those from prefetch_begin to prefetch_end - 1 are prefetched.
+template <class Channels, int M>
+static void channel_lane_scores(const typename Channels::Element* q, int64_t num_channels,
+                                const typename Channels::Element* keys, int64_t key_row, int64_t count, float factor,
                                 float* scores, const Prefetch& prefetch, int64_t prefetch_begin, int64_t prefetch_end) {
   constexpr int KEYS_PER_VECTOR = LANES / M, KEYS_PER_STEP = KEYS_PER_VECTOR < 4 ? KEYS_PER_VECTOR : 4;
+  constexpr int64_t STEP = Channels::PER_VECTOR;
   const auto write = [&](Vec(&sums)[LANES], int64_t t) REGARD_INLINE_LAMBDA {
     float values[LANES];
-    store(values, lane_sums(sums));
-    REGARD_UNROLL for (int r = 0; r < M; ++r)
-        std::memcpy(scores + r * DECODE_TILE_KEYS + t, values + r * KEYS_PER_VECTOR, sizeof(float) * KEYS_PER_VECTOR);
+    store(values, lane_sums(sums) * factor);
+    REGARD_UNROLL for (int r = 0; r < M; ++r) std::memcpy(
+        scores + r * Channels::TILE_KEYS + t, values + r * KEYS_PER_VECTOR, sizeof(float) * KEYS_PER_VECTOR);
   };
   // the products of KEYS_PER_STEP keys from t on, over one span of the channels
   const auto accumulate_dots = [&](Vec(&dots)[M][KEYS_PER_STEP], int64_t t, int64_t span) REGARD_INLINE_LAMBDA {
-    const float* key_rows = keys + t * key_row;
-    for (int64_t c = span; c < std::min(num_channels, span + DOT_SPAN_CHANNELS); c += LANES) {
-      Vec key[KEYS_PER_STEP];
-      REGARD_UNROLL for (int i = 0; i < KEYS_PER_STEP; ++i) key[i] = load(key_rows + i * key_row + c);
+    const typename Channels::Element* key_rows = keys + t * key_row;
+    for (int64_t c = span; c < std::min(num_channels, span + DOT_SPAN_CHANNELS); c += STEP) {
+      typename Channels::Vector key[KEYS_PER_STEP];
+      REGARD_UNROLL for (int i = 0; i < KEYS_PER_STEP; ++i) key[i] = Channels::load(key_rows + i * key_row + c);
       REGARD_UNROLL for (int r = 0; r < M; ++r) {
-        const Vec query = load(q + r * num_channels + c);
-        REGARD_UNROLL for (int i = 0; i < KEYS_PER_STEP; ++i) dots[r][i] = fma(query, key[i], dots[r][i]);
+        const typename Channels::Vector query = Channels::load(q + r * num_channels + c);
+        REGARD_UNROLL for (int i = 0; i < KEYS_PER_STEP; ++i) dots[r][i] = Channels::dot(query, key[i], dots[r][i]);
       }
       for (int64_t i = prefetch_begin; i < prefetch_end; ++i) prefetch.issue(t + i, c);
     }
@@ -77,15 +79,16 @@ static void channel_lane_scores(const float* q, int64_t num_channels, const floa
       for (int r = 0; r < M; ++r)
         for (int64_t span = 0; span < num_channels; span += DOT_SPAN_CHANNELS) {
           Vec dot{};
-          for (int64_t c = span; c < std::min(num_channels, span + DOT_SPAN_CHANNELS); c += LANES)
-            dot = fma(load(q + r * num_channels + c), load(keys + (t + i) * key_row + c), dot);
+          for (int64_t c = span; c < std::min(num_channels, span + DOT_SPAN_CHANNELS); c += STEP)
+            dot = Channels::dot(Channels::load(q + r * num_channels + c), Channels::load(keys + (t + i) * key_row + c),
+                                dot);
           sums[r * KEYS_PER_VECTOR + i] += dot;
         }
     write(sums, t);
   }
   const int64_t padded_count = (count + LANES - 1) / LANES * LANES;
   for (int r = 0; r < M; ++r)
-    std::fill(scores + r * DECODE_TILE_KEYS + count, scores + r * DECODE_TILE_KEYS + padded_count, -INFINITY);
+    std::fill(scores + r * Channels::TILE_KEYS + count, scores + r * Channels::TILE_KEYS + padded_count, -INFINITY);
 }
 
 // accumulator[r] = accumulator[r] * rescale[r] + sum over t of weights[r][t] * values[t], for M queries
@@ -127,11 +130,56 @@ static void channel_lane_sums(const float* weights, const float* values, int64_t
   for (; c < num_channels; c += LANES) sum_columns(std::integral_constant<int, 1>{}, c);
 }
 
+static bool is_decode(const AttentionParams& p) {
+  return p.n_q > 0 && p.n_k >= DECODE_TILE_KEYS && p.num_heads / p.num_kv_heads * p.n_q <= PANEL_QUERIES &&
+         !p.dropout_threshold && !p.u;
+}
+
+// Rows whose channels lie in lanes, and their products, in float32. kernels/bf16/decode.h has those of bfloat16.
+struct FloatChannels {
+  typedef float Element;
+  typedef Vec Vector;
+  typedef FloatRows Rows;
+  static constexpr int64_t PER_VECTOR = LANES;
+  static constexpr int64_t TILE_KEYS = DECODE_TILE_KEYS;
+
+  REGARD_INLINE Vec load(const float* p) { return REGARD_ISA::load(p); }
+  REGARD_INLINE Vec dot(Vec a, Vec b, Vec sum) { return fma(a, b, sum); }
+
+  // Contiguous queries, and a factor of their products.
+  struct Queries {
+    const float* data;
+    float factor;
+  };
+  static Queries pack_queries(const AttentionParams&, int64_t, int64_t, int64_t, double, const float* scaled_queries,
+                              float*) {
+    return {scaled_queries, 1.0f};
+  }
+
+  static Rows load_rows(const StridedRows& rows, DType dtype, int64_t b, int64_t h, int64_t first, int64_t count,
+                        int64_t num_channels, float* scratch) {
+    return load_float_rows(rows, dtype, b, h, first, count, num_channels, scratch);
+  }
+  static bool is_finite(const Rows& rows, int64_t count, int64_t num_channels) {
+    return all_finite(rows.data, rows.row_stride, count, num_channels);
+  }
+  static constexpr bool ROUNDS_WEIGHTS = false;  // for the products
+  REGARD_INLINE Vec round_weights(Vec weights) { return weights; }
+
+  template <int M>
+  static void add_values(const float* weights, const Rows& v, int64_t count, int64_t num_channels, const float* rescale,
+                         float* accumulator, const Prefetch& prefetch) {
+    channel_lane_sums<M>(weights, v.data, v.row_stride, count, num_channels, rescale, accumulator, prefetch);
+  }
+};
+
+template <class Channels>
 struct Decode {
   const AttentionParams& params;
   const int64_t group_size, group_queries;  // query heads that share a kv head, and their queries
   const int64_t num_splits;
-  // Of each split: (batch x num_kv_heads, num_splits, group_queries, value_dim + 2), output, maximum and sum.
+  // Of each split: (batch x num_kv_heads, num_splits, group_queries, value_dim + 3): output, maximum, sum of the
+  // weights, and sum of the weights as rounded for the output.
   std::vector<float> partials;
 
   enum Visibility { EMPTY, PARTIAL, FULL };
@@ -141,28 +189,24 @@ struct Decode {
         group_size(p.num_heads / p.num_kv_heads),
         group_queries(group_size * p.n_q),
         num_splits((p.n_k + SPLIT_KEYS - 1) / SPLIT_KEYS),
-        partials(p.batch * p.num_kv_heads * num_splits * group_queries * (p.value_dim + 2)) {}
-
-  static bool supports(const AttentionParams& p) {
-    return p.n_q > 0 && p.n_k >= DECODE_TILE_KEYS && p.num_heads / p.num_kv_heads * p.n_q <= PANEL_QUERIES &&
-           !p.dropout_threshold && !p.u;
-  }
+        partials(p.batch * p.num_kv_heads * num_splits * group_queries * (p.value_dim + 3)) {}
 
   bool uses_channel_lanes() const {
-    return group_queries <= MAX_CHANNEL_LANE_QUERIES && params.head_dim % LANES == 0 && params.value_dim % LANES == 0;
+    return group_queries <= MAX_CHANNEL_LANE_QUERIES && params.head_dim % Channels::PER_VECTOR == 0 &&
+           params.value_dim % Channels::PER_VECTOR == 0;
   }
 
   size_t scratch_floats() const {
     const int64_t lanes = (group_queries + LANES - 1) / LANES * LANES,
                   num_channels = params.head_dim + params.value_dim;
     const int64_t num_registers = params.program ? params.program->num_registers : 0;
-    return upcast_scratch_floats(params.dtype, DECODE_TILE_KEYS, num_channels) +
-           lanes * (params.head_dim + num_channels) + 3 * DECODE_TILE_KEYS * PANEL_QUERIES +
+    return upcast_scratch_floats(params.dtype, Channels::TILE_KEYS, num_channels) +
+           lanes * (2 * params.head_dim + num_channels) + 3 * Channels::TILE_KEYS * PANEL_QUERIES +
            TILE_KEYS * params.value_dim + (num_registers + 1) * REGISTER_ROWS * PANEL_QUERIES + 8 * 16;
   }
 
   float* partial_state(int64_t item, int64_t row) {
-    return partials.data() + (item * group_queries + row) * (params.value_dim + 2);
+    return partials.data() + (item * group_queries + row) * (params.value_dim + 3);
   }
 
   // Whether a head's queries attend to none, some or all of the keys from `begin` to `end` - 1.
@@ -222,8 +266,10 @@ struct Decode {
     const KeyRun all_keys{0, int32_t(p.n_k), 0, 0, VECTORS_PER_PANEL};
     for (int64_t n = 0; n < group_size; ++n) runs[n] = key_runs(p, b, kv_head * group_size + n, 0, all_keys);
     if (uses_channel_lanes()) {
-      has_score_mod ? channel_lanes<true>(item, b, kv_head, key_begin, key_end, queries, runs, allocate)
-                    : channel_lanes<false>(item, b, kv_head, key_begin, key_end, queries, runs, allocate);
+      const auto packed = Channels::pack_queries(p, b, kv_head, group_queries, has_score_mod ? 1.0 : LOG2_E_DOUBLE,
+                                                 queries, allocate(group_queries * p.head_dim));
+      has_score_mod ? channel_lanes<true>(item, b, kv_head, key_begin, key_end, packed, runs, allocate)
+                    : channel_lanes<false>(item, b, kv_head, key_begin, key_end, packed, runs, allocate);
     } else {
       query_lanes(item, b, kv_head, key_begin, key_end, queries, runs, allocate, has_score_mod);
     }
@@ -282,89 +328,97 @@ struct Decode {
     float ones[PANEL_QUERIES];
     std::fill(ones, ones + PANEL_QUERIES, 1.0f);
     unpack_lanes(panel.accumulator, panel.lanes, ones, group_queries, p.value_dim, partial_state(item, 0),
-                 p.value_dim + 2);
-    for (int64_t r = 0; r < group_queries; ++r)
-      partial_state(item, r)[p.value_dim] = panel.row_max[r],
-                          partial_state(item, r)[p.value_dim + 1] = panel.row_sum[r];
+                 p.value_dim + 3);
+    for (int64_t r = 0; r < group_queries; ++r) {
+      float* sums = partial_state(item, r) + p.value_dim;
+      sums[0] = panel.row_max[r], sums[1] = sums[2] = panel.row_sum[r];
+    }
   }
 
   // Lanes hold channels of a key.
   template <bool HAS_SCORE_MOD, class Allocate>
-  void channel_lanes(int64_t item, int64_t b, int64_t kv_head, int64_t key_begin, int64_t key_end, const float* queries,
-                     KeyRunCursor* runs, const Allocate& allocate) {
+  void channel_lanes(int64_t item, int64_t b, int64_t kv_head, int64_t key_begin, int64_t key_end,
+                     const typename Channels::Queries& queries, KeyRunCursor* runs, const Allocate& allocate) {
+    typedef typename Channels::Rows Rows;
     const AttentionParams& p = params;
-    float* k_float = allocate(upcast_scratch_floats(p.dtype, DECODE_TILE_KEYS, p.head_dim));
-    float* v_float = allocate(upcast_scratch_floats(p.dtype, DECODE_TILE_KEYS, p.value_dim));
+    float* k_float = allocate(upcast_scratch_floats(p.dtype, Channels::TILE_KEYS, p.head_dim));
+    float* v_float = allocate(upcast_scratch_floats(p.dtype, Channels::TILE_KEYS, p.value_dim));
     float* accumulator = allocate(group_queries * p.value_dim);
-    float* scores = allocate(group_queries * DECODE_TILE_KEYS);
+    float* scores = allocate(group_queries * Channels::TILE_KEYS);
     float* registers = allocate((p.program ? p.program->num_registers : 0) * REGISTER_ROWS * PANEL_QUERIES);
     float* transposed = allocate(REGISTER_ROWS * PANEL_QUERIES);
-    Vec row_max = broadcast(-INFINITY), row_sum{};  // one query per lane
+    Vec row_max = broadcast(-INFINITY), row_sum{}, rounded_sum{};  // one query per lane
     float rescales[LANES];
-    uint8_t visible[MAX_CHANNEL_LANE_QUERIES * DECODE_TILE_KEYS];
+    uint8_t visible[MAX_CHANNEL_LANE_QUERIES * Channels::TILE_KEYS];
     std::fill(accumulator, accumulator + group_queries * p.value_dim, 0.0f);
-    for (int64_t key = key_begin; key < key_end; key += DECODE_TILE_KEYS) {
-      const int64_t until = std::min(key_end, key + DECODE_TILE_KEYS), count = until - key;
+    for (int64_t key = key_begin; key < key_end; key += Channels::TILE_KEYS) {
+      const int64_t until = std::min(key_end, key + Channels::TILE_KEYS), count = until - key;
       Visibility visibilities[MAX_CHANNEL_LANE_QUERIES];  // of each head
       for (int64_t n = 0; n < group_size; ++n) visibilities[n] = visibility(runs[n], key, until);
       if (std::all_of(visibilities, visibilities + group_size, [](Visibility x) { return x == EMPTY; })) continue;
       const bool prefetches = until < key_end;
       const Prefetch prefetch_k = prefetches ? prefetch_rows(p.k, p.dtype, b, kv_head, until) : Prefetch{};
       const Prefetch prefetch_v = prefetches ? prefetch_rows(p.v, p.dtype, b, kv_head, until) : Prefetch{};
-      const FloatRows k = load_float_rows(p.k, p.dtype, b, kv_head, key, count, p.head_dim, k_float);
+      const Rows k = Channels::load_rows(p.k, p.dtype, b, kv_head, key, count, p.head_dim, k_float);
       for_each_block<4>(0, group_queries, [&](auto block_rows, int64_t r) {
         constexpr int M = decltype(block_rows)::value;
-        channel_lane_scores<M>(queries + r * p.head_dim, p.head_dim, k.data, k.row_stride, count,
-                               scores + r * DECODE_TILE_KEYS, prefetch_k, prefetches ? r * 4 / group_queries : 0,
-                               prefetches ? (r + M) * 4 / group_queries : 0);
+        channel_lane_scores<Channels, M>(queries.data + r * p.head_dim, p.head_dim, k.data, k.row_stride, count,
+                                         queries.factor, scores + r * Channels::TILE_KEYS, prefetch_k,
+                                         prefetches ? r * 4 / group_queries : 0,
+                                         prefetches ? (r + M) * 4 / group_queries : 0);
       });
       for (int64_t n = 0; n < group_size; ++n) {
-        float* head_scores = scores + n * p.n_q * DECODE_TILE_KEYS;
-        if (visibilities[n] == EMPTY) std::fill(head_scores, head_scores + p.n_q * DECODE_TILE_KEYS, -INFINITY);
+        float* head_scores = scores + n * p.n_q * Channels::TILE_KEYS;
+        if (visibilities[n] == EMPTY) std::fill(head_scores, head_scores + p.n_q * Channels::TILE_KEYS, -INFINITY);
         if (visibilities[n] == EMPTY || (visibilities[n] == FULL && !HAS_SCORE_MOD)) continue;
         Interpreter interpreter{*p.program, registers, b, kv_head * group_size + n, 0};
         apply_program_to_head(interpreter, key, count, visibilities[n] != FULL, transposed,
-                              [&](int64_t t, int64_t i) { return head_scores + i * DECODE_TILE_KEYS + t; });
+                              [&](int64_t t, int64_t i) { return head_scores + i * Channels::TILE_KEYS + t; });
       }
-      const FloatRows v = load_float_rows(p.v, p.dtype, b, kv_head, key, count, p.value_dim, v_float);
-      const bool finite = all_finite(v.data, v.row_stride, count, p.value_dim);
+      const Rows v = Channels::load_rows(p.v, p.dtype, b, kv_head, key, count, p.value_dim, v_float);
+      const bool finite = Channels::is_finite(v, count, p.value_dim);
       if (!finite)
         for (int64_t r = 0; r < group_queries; ++r)
           for (int64_t t = 0; t < count; ++t)
-            visible[r * DECODE_TILE_KEYS + t] = scores[r * DECODE_TILE_KEYS + t] != -INFINITY;
+            visible[r * Channels::TILE_KEYS + t] = scores[r * Channels::TILE_KEYS + t] != -INFINITY;
       Vec per_row[LANES];
       std::fill(per_row, per_row + LANES, broadcast(-INFINITY));
       for (int64_t r = 0; r < group_queries; ++r)  // in this order a NaN is ignored
         for (int64_t t = 0; t < count; t += LANES)
-          per_row[r] = vec_max(load(scores + r * DECODE_TILE_KEYS + t), per_row[r]);
+          per_row[r] = vec_max(load(scores + r * Channels::TILE_KEYS + t), per_row[r]);
       const Vec new_max = vec_max(lane_maxima(per_row), row_max);
       const Vec origin = vec_max(new_max, broadcast(-FLT_MAX));  // no visible key so far: 2^(-inf - finite) is 0
       const Vec rescale = exp2(HAS_SCORE_MOD ? (row_max - origin) * LOG2_E : row_max - origin);
       row_max = new_max;
+      Vec rounded_per_row[LANES] = {};
       std::fill(per_row, per_row + LANES, Vec{});
       for (int64_t r = 0; r < group_queries; ++r)
         for (int64_t t = 0; t < count; t += LANES) {
-          float* here = scores + r * DECODE_TILE_KEYS + t;
+          float* here = scores + r * Channels::TILE_KEYS + t;
           const Vec shifted = load(here) - origin[r], weight = exp2(HAS_SCORE_MOD ? shifted * LOG2_E : shifted);
-          store(here, weight);
           per_row[r] += weight;
+          const Vec rounded = Channels::round_weights(weight);
+          store(here, rounded);
+          if (Channels::ROUNDS_WEIGHTS) rounded_per_row[r] += rounded;
         }
       row_sum = fma(row_sum, rescale, lane_sums(per_row));
+      if (Channels::ROUNDS_WEIGHTS) rounded_sum = fma(rounded_sum, rescale, lane_sums(rounded_per_row));
       store(rescales, rescale);
       if (finite) {
         for_each_block<4>(0, group_queries, [&](auto block_rows, int64_t r) {
-          channel_lane_sums<decltype(block_rows)::value>(scores + r * DECODE_TILE_KEYS, v.data, v.row_stride, count,
-                                                         p.value_dim, rescales + r, accumulator + r * p.value_dim,
-                                                         r == 0 ? prefetch_v : Prefetch{});
+          Channels::template add_values<decltype(block_rows)::value>(
+              scores + r * Channels::TILE_KEYS, v, count, p.value_dim, rescales + r, accumulator + r * p.value_dim,
+              r == 0 ? prefetch_v : Prefetch{});
         });
       } else {  // 0 times inf is NaN: hidden values are left out
+        const FloatRows values = load_float_rows(p.v, p.dtype, b, kv_head, key, count, p.value_dim, v_float);
         for (int64_t r = 0; r < group_queries; ++r)
           for (int64_t c = 0; c < p.value_dim; ++c) {
             float& sum = accumulator[r * p.value_dim + c];
             sum *= rescales[r];
             for (int64_t t = 0; t < count; ++t)
-              if (visible[r * DECODE_TILE_KEYS + t])
-                sum += scores[r * DECODE_TILE_KEYS + t] * v.data[t * v.row_stride + c];
+              if (visible[r * Channels::TILE_KEYS + t])
+                sum += scores[r * Channels::TILE_KEYS + t] * values.data[t * values.row_stride + c];
           }
       }
     }
@@ -372,6 +426,7 @@ struct Decode {
       float* to = partial_state(item, r);
       std::copy_n(accumulator + r * p.value_dim, p.value_dim, to);
       to[p.value_dim] = row_max[r], to[p.value_dim + 1] = row_sum[r];
+      to[p.value_dim + 2] = Channels::ROUNDS_WEIGHTS ? rounded_sum[r] : row_sum[r];
     }
   }
 
@@ -387,7 +442,7 @@ struct Decode {
         float row_max = -INFINITY;
         for (int64_t n = 0; n < num_splits; ++n)
           row_max = std::max(row_max, partial_state(kv * num_splits + n, r)[p.value_dim]);
-        double row_sum = 0.0;
+        double row_sum = 0.0, rounded_sum = 0.0;
         std::fill(output.begin(), output.end(), 0.0f);
         for (int64_t n = 0; n < num_splits; ++n) {
           const float* partial = partial_state(kv * num_splits + n, r);
@@ -395,10 +450,11 @@ struct Decode {
           if (split_sum == 0.0f) continue;  // no visible key
           const float rescale = has_score_mod ? std::exp(split_max - row_max) : std::exp2(split_max - row_max);
           row_sum += double(split_sum) * rescale;
+          rounded_sum += double(partial[p.value_dim + 2]) * rescale;
           for (int64_t c = 0; c < p.value_dim; ++c) output[c] += partial[c] * rescale;
         }
         const bool has_keys = row_sum != 0.0;
-        for (int64_t c = 0; c < p.value_dim; ++c) output[c] = has_keys ? output[c] / float(row_sum) : 0.0f;
+        for (int64_t c = 0; c < p.value_dim; ++c) output[c] = has_keys ? output[c] / float(rounded_sum) : 0.0f;
         write_output(p, output.data(), 1, row);
         p.row_statistic[row] =
             has_keys ? float(row_max / (has_score_mod ? 1.0 : LOG2_E_DOUBLE) + std::log(row_sum)) : -INFINITY;
@@ -406,11 +462,14 @@ struct Decode {
   }
 };
 
+template <class Channels = FloatChannels>
 static bool decode(const AttentionParams& params, bool (*should_stop)()) {
-  Decode work(params);
+  Decode<Channels> work(params);
   const bool is_complete = parallel_for(
       params.batch * params.num_kv_heads * work.num_splits, params.num_threads, work.scratch_floats(),
-      [](void* context, int64_t item, float* scratch) { static_cast<Decode*>(context)->run_split(item, scratch); },
+      [](void* context, int64_t item, float* scratch) {
+        static_cast<Decode<Channels>*>(context)->run_split(item, scratch);
+      },
       &work, should_stop);
   if (is_complete) work.merge_splits();
   return is_complete;

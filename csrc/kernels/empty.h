@@ -20,7 +20,7 @@ static bool has_pairs(const AttentionParams& p) { return p.batch && p.num_heads 
 static int64_t num_rows(const AttentionParams& p) { return p.batch * p.num_heads * p.n_q; }
 
 static void clear_output(const AttentionParams& p) {
-  const int64_t bytes = num_rows(p) * p.value_dim * (p.dtype == FP32 ? 4 : 2);
+  const int64_t bytes = num_rows(p) * p.value_dim * (p.output_dtype == FP32 ? 4 : 2);
   if (bytes) std::memset(p.output, 0, bytes);
 }
 

@@ -233,7 +233,8 @@ struct Forward {
       tile.prefetch_v = prefetch_rows(p.v, p.dtype, b, kv_head, row_offset);
     } else {
       const StridedRows output{p.output, p.num_heads * p.n_q * p.value_dim, p.n_q * p.value_dim, p.value_dim};
-      tile.prefetch_k = prefetch_rows(n == 1 ? p.q : output, p.dtype, b, h, query_begin + row_offset);
+      tile.prefetch_k = n == 1 ? prefetch_rows(p.q, p.dtype, b, h, query_begin + row_offset)
+                               : prefetch_rows(output, p.output_dtype, b, h, query_begin + row_offset);
     }
   }
 
@@ -251,24 +252,33 @@ struct Forward {
                 ? float(panel.row_max[i] / (has_score_mod ? 1.0 : LOG2_E_DOUBLE) + std::log(double(panel.row_sum[i])))
                 : -INFINITY;
     }
-    const bool direct = p.dtype == FP32;
+    const bool direct = p.output_dtype == FP32;
     float* to = direct ? static_cast<float*>(p.output) + row * p.value_dim : rows;
     unpack_lanes(panel.accumulator, panel.lanes, factor, panel.num_queries, p.value_dim, to, p.value_dim);
     if (!direct) write_output(p, rows, panel.num_queries, row);
   }
 };
 
-static bool forward_in_panels(const AttentionParams& params, bool (*should_stop)()) {
+// How the panels of a head are divided into items.
+struct ForwardBlocks {
+  int64_t per_head;
+  int64_t panels;  // in a block
+};
+
+static ForwardBlocks forward_blocks(const AttentionParams& params) {
   const int64_t num_panels = (params.n_q + PANEL_QUERIES - 1) / PANEL_QUERIES;
   const int64_t num_heads = params.batch * params.num_heads;
-  int64_t panels_per_block = std::min(PANELS_PER_BLOCK, num_panels);
+  int64_t panels = std::min(PANELS_PER_BLOCK, num_panels);
   // several items per thread, so that no thread waits long for another
-  while (panels_per_block > 1 &&
-         num_heads * ((num_panels + panels_per_block - 1) / panels_per_block) < 4 * params.num_threads)
-    --panels_per_block;
-  Forward work{params, panels_per_block ? (num_panels + panels_per_block - 1) / panels_per_block : 0, panels_per_block};
+  while (panels > 1 && num_heads * ((num_panels + panels - 1) / panels) < 4 * params.num_threads) --panels;
+  return {panels ? (num_panels + panels - 1) / panels : 0, panels};
+}
+
+static bool forward_in_panels(const AttentionParams& params, bool (*should_stop)()) {
+  const ForwardBlocks blocks = forward_blocks(params);
+  Forward work{params, blocks.per_head, blocks.panels};
   return parallel_for(
-      num_heads * work.blocks_per_head, params.num_threads, work.scratch_floats(),
+      params.batch * params.num_heads * work.blocks_per_head, params.num_threads, work.scratch_floats(),
       [](void* context, int64_t item, float* scratch) { static_cast<Forward*>(context)->run_block(item, scratch); },
       &work, should_stop);
 }

@@ -15,7 +15,7 @@ namespace {
 
 static bool forward(const AttentionParams& params, bool (*should_stop)()) {
   if (!has_pairs(params)) return forward_without_pairs(params);
-  return Decode::supports(params) ? decode(params, should_stop) : forward_in_panels(params, should_stop);
+  return is_decode(params) ? decode(params, should_stop) : forward_in_panels(params, should_stop);
 }
 
 static bool backward(const AttentionParams& params, bool (*should_stop)()) {

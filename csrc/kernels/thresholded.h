@@ -367,7 +367,7 @@ struct ThresholdedForward {
             threshold_params.mode == ThresholdParams::ENTMAX_SLOPE ? std::log(total[i]) : threshold[i];
       total[i] = threshold[i] != threshold[i] ? NAN : total[i] == 0.0f ? 0.0f : 1.0f / total[i];
     }
-    const bool direct = p.dtype == FP32;
+    const bool direct = p.output_dtype == FP32;
     float* to = direct ? static_cast<float*>(p.output) + row * num_channels : rows;
     unpack_lanes(accumulator, lanes, total, num_queries, num_channels, to, num_channels);
     if (!direct) write_output(p, rows, num_queries, row);

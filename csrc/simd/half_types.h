@@ -87,10 +87,10 @@ static int64_t upcast_scratch_floats(DType dtype, int64_t count, int64_t num_cha
 // Writes contiguous rows of the output, from row `first` on.
 static void write_output(const AttentionParams& p, const float* from, int64_t count, int64_t first) {
   const int64_t begin = first * p.value_dim, size = count * p.value_dim;
-  if (p.dtype == FP32) {
+  if (p.output_dtype == FP32) {
     std::copy_n(from, size, static_cast<float*>(p.output) + begin);
   } else {
-    downcast_row(from, size, p.dtype, static_cast<uint16_t*>(p.output) + begin);
+    downcast_row(from, size, p.output_dtype, static_cast<uint16_t*>(p.output) + begin);
   }
 }
 

@@ -73,8 +73,9 @@ struct KernelOutput {
   std::vector<int32_t> max_weight_key;
   bool is_complete = true;
 
+  // With BF16 as `dtype`, the kernels read copies of the inputs in bfloat16.
   KernelOutput(const ReferenceCall& call, const regard::KernelTable& build, int64_t num_threads,
-               bool (*should_stop)() = nullptr) {
+               bool (*should_stop)() = nullptr, regard::DType dtype = regard::FP32) {
     const CallSizes& s = call.sizes;
     const int64_t queries = s.batch * s.num_heads * s.n_q, keys = s.batch * s.num_kv_heads * s.n_k;
     output.assign(queries * s.value_dim, NAN), lse.assign(queries, NAN);
@@ -86,7 +87,15 @@ struct KernelOutput {
     regard::AttentionParams p{};
     p.batch = s.batch, p.num_heads = s.num_heads, p.num_kv_heads = s.num_kv_heads, p.n_q = s.n_q, p.n_k = s.n_k;
     p.head_dim = s.head_dim, p.value_dim = s.value_dim, p.num_threads = num_threads, p.scale = call.scale;
-    p.q = call.q.strides, p.k = call.k.strides, p.v = call.v.strides;
+    p.q = call.q.strides, p.k = call.k.strides, p.v = call.v.strides, p.d_output = call.d_output.strides;
+    std::vector<Bf16Tensor> bf16;
+    if (dtype == regard::BF16) {
+      p.dtype = dtype;
+      bf16.emplace_back(call.q, s.batch, s.num_heads, s.n_q, s.head_dim), p.q = bf16.back().strides;
+      bf16.emplace_back(call.k, s.batch, s.num_kv_heads, s.n_k, s.head_dim), p.k = bf16.back().strides;
+      bf16.emplace_back(call.v, s.batch, s.num_kv_heads, s.n_k, s.value_dim), p.v = bf16.back().strides;
+      bf16.emplace_back(call.d_output, s.batch, s.num_heads, s.n_q, s.value_dim), p.d_output = bf16.back().strides;
+    }
     p.coverage = {1, 1, 0, nullptr, nullptr};
     if (call.test_case.is_visible) {
       runs = std::make_unique<PanelRuns>(call, build);
@@ -121,7 +130,7 @@ struct KernelOutput {
     is_complete = build.weights(p, statistics, should_stop);
     if (!is_complete) return;
     const std::vector<float> d_row_statistic(queries);
-    p.d_output = call.d_output.strides, p.d_row_statistic = d_row_statistic.data();
+    p.d_row_statistic = d_row_statistic.data();
     p.d_q = d_q.data(), p.d_k = d_k.data(), p.d_v = d_v.data();
     is_complete = build.backward(p, should_stop);
   }

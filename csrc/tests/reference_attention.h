@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,10 +31,49 @@ class StridedTensor {
     return const_cast<float*>(static_cast<const StridedTensor*>(this)->row(b, h, i));
   }
 
+  // Rounds every number towards 0 to one of bfloat16.
+  void truncate_to_bf16(int64_t batch, int64_t num_heads, int64_t rows, int64_t num_channels) {
+    for (int64_t b = 0; b < batch; ++b)
+      for (int64_t h = 0; h < num_heads; ++h)
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t c = 0; c < num_channels; ++c) {
+            uint32_t word;
+            std::memcpy(&word, row(b, h, i) + c, sizeof word);
+            word &= 0xffff0000;
+            std::memcpy(row(b, h, i) + c, &word, sizeof word);
+          }
+  }
+
   regard::StridedRows strides;
 
  private:
   PaddedRows memory_;
+};
+
+// The numbers of a tensor in bfloat16, at the same strides; gaps between rows are NaN. Memory ends at the last number.
+class Bf16Tensor {
+ public:
+  Bf16Tensor(const StridedTensor& from, int64_t batch, int64_t num_heads, int64_t rows, int64_t num_channels)
+      : strides(from.strides) {
+    const bool is_empty = !batch || !num_heads || !rows || !num_channels;
+    const int64_t size = is_empty ? 1 : from.row(batch - 1, num_heads - 1, rows - 1) - from.row(0, 0, 0) + num_channels;
+    memory_.assign(size, 0x7fff);
+    for (int64_t b = 0; b < batch; ++b)
+      for (int64_t h = 0; h < num_heads; ++h)
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t c = 0; c < num_channels; ++c) {
+            uint32_t word;
+            std::memcpy(&word, from.row(b, h, i) + c, sizeof word);
+            memory_[from.row(b, h, i) - from.row(0, 0, 0) + c] = uint16_t(word >> 16);
+          }
+    memory_.shrink_to_fit();
+    strides.data = memory_.data();
+  }
+
+  regard::StridedRows strides;
+
+ private:
+  std::vector<uint16_t> memory_;
 };
 
 struct CallSizes {
@@ -107,6 +147,14 @@ class ReferenceCall {
     for (size_t c = 0; c < u.size(); ++c) u[c] = 2.0f / std::sqrt(float(sizes.head_dim)) * std::cos(float(c));
     if (test_case.additive_magnitude != 0.0f)
       scale_rows(q, sizes.num_heads, sizes.n_q), scale_rows(k, sizes.num_kv_heads, sizes.n_k);
+  }
+
+  void truncate_to_bf16() {
+    const CallSizes& s = sizes;
+    q.truncate_to_bf16(s.batch, s.num_heads, s.n_q, s.head_dim);
+    k.truncate_to_bf16(s.batch, s.num_kv_heads, s.n_k, s.head_dim);
+    v.truncate_to_bf16(s.batch, s.num_kv_heads, s.n_k, s.value_dim);
+    d_output.truncate_to_bf16(s.batch, s.num_heads, s.n_q, s.value_dim);
   }
 
   bool is_visible(const Pair& at) const { return !test_case.is_visible || test_case.is_visible(sizes, at); }

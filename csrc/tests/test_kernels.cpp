@@ -20,13 +20,13 @@ bool regard::parallel_for(int64_t num_items, int64_t, size_t scratch_floats, voi
 
 namespace {
 
+// The default tolerance is for sums of some hundred terms of size about 1.
 template <class Number>
 void compare(const char* what, const std::vector<Number>& actual, const std::vector<double>& expected,
-             const check::ReferenceCall& call, const regard::KernelTable& build) {
+             const check::ReferenceCall& call, const regard::KernelTable& build, double tolerance = 1e-5) {
   for (size_t n = 0; n < expected.size(); ++n)
-    // sums of some hundred terms of size about 1
-    CHECK(check::is_close(actual[n], expected[n], 1e-5, 1e-5), "%s, %s of %s, element %zu: %g, not %g", build.name,
-          what, (call.test_case.name + (": " + call.sizes.name())).c_str(), n, actual[n], expected[n]);
+    CHECK(check::is_close(actual[n], expected[n], tolerance, tolerance), "%s, %s of %s, element %zu: %g, not %g",
+          build.name, what, (call.test_case.name + (": " + call.sizes.name())).c_str(), n, actual[n], expected[n]);
 }
 
 // Compares the statistics of weights that are not written with the weights of the other call.
@@ -80,6 +80,26 @@ void check_call(const check::CallSizes& sizes, const check::TestCase& test_case,
   }
 }
 
+// Inputs in bfloat16. Weights are rounded to 8 bits, and so are gradients of scores: an element is off by some
+// thousandths of the terms of its sum, which are of size about 1.
+void check_bf16_call(const check::CallSizes& sizes, const check::TestCase& test_case, bool rows_first) {
+  check::ReferenceCall call(sizes, test_case, rows_first);
+  call.truncate_to_bf16();
+  const check::ReferenceOutput expected = call.reference_output();
+  for (const regard::KernelTable* build : regard::supported_builds()) {
+    const check::KernelOutput actual(call, *build, 1, nullptr, regard::BF16);
+    CHECK(actual.is_complete, "%s: not complete", build->name);
+    compare("output in bfloat16", actual.output, expected.output, call, *build, 0.02);
+    compare("lse in bfloat16", actual.lse, expected.lse, call, *build, 2e-4);
+    compare("d_q in bfloat16", actual.d_q, expected.d_q, call, *build, 0.05);
+    compare("d_k in bfloat16", actual.d_k, expected.d_k, call, *build, 0.05);
+    compare("d_v in bfloat16", actual.d_v, expected.d_v, call, *build, 0.05);
+    if (!test_case.needs_captured_gradients) continue;
+    compare("d_bias in bfloat16", actual.d_bias, expected.d_bias, call, *build, 0.05);
+    compare("d_factors in bfloat16", actual.d_factors, expected.d_factors, call, *build, 0.1);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -94,7 +114,17 @@ int main() {
       check_call({1, 4, 2, 25, 113, head_dim, head_dim % 3 ? head_dim + 1 : head_dim - 1}, test_case,
                  rows_first = !rows_first);
   }
+  for (const check::TestCase& test_case : cases) {
+    for (const int64_t n_q : {1, 3, 48, 61, 193, 240})
+      for (const int64_t n_k : {1, 17, 96, 97, 257, 530})
+        check_bf16_call({1, 2, 1, n_q, n_k, 12, 7}, test_case, rows_first = !rows_first);
+    for (const int64_t head_dim : {1, 3, 8, 17, 32, 64, 65, 130})
+      check_bf16_call({1, 4, 2, 25, 113, head_dim, head_dim % 3 ? head_dim + 1 : head_dim - 1}, test_case,
+                      rows_first = !rows_first);
+    for (const int64_t n_q : {1, 5}) check_bf16_call({2, 2, 1, n_q, 600, 64, 32}, test_case, true);
+  }
   check_call({2, 2, 2, 49, 97, 8, 0}, check::plain(), false);  // values without channels
+  check_bf16_call({2, 2, 2, 49, 97, 8, 0}, check::plain(), false);
   for (const check::TestCase& test_case : cases)
     for (const check::CallSizes& sizes :
          {check::CallSizes{0, 2, 1, 25, 30, 8, 5}, check::CallSizes{2, 0, 0, 25, 30, 8, 5}})

@@ -1,7 +1,7 @@
 """The backends of this installation, in the order in which they are tried."""
 
 from regard.backends.flex.backend import FlexBackend
-from regard.backends.native.backend import NativeBackend
+from regard.backends.native.backend import NativeBackend, float32_build
 from regard.backends.protocol import Backend, SupportsFastPath, SupportsWeightTiles
 from regard.backends.reference import ReferenceBackend
 from regard.backends.shared.weight_tiles import TorchWeightTiles, WeightInputs, WeightTileSource
@@ -15,6 +15,7 @@ BACKENDS: tuple[Backend, ...] = (
     FlexBackend(fallback=_TILED),
     _TILED,
     ReferenceBackend(),
+    NativeBackend(fallback=_TILED, build=float32_build(), name="native_float32"),
 )
 BACKENDS_BY_NAME = {backend.name: backend for backend in BACKENDS}
 FAST_PATH_BACKENDS = {backend.name: backend for backend in BACKENDS if isinstance(backend, SupportsFastPath)}
@@ -23,7 +24,9 @@ FAST_PATH_BACKENDS = {backend.name: backend for backend in BACKENDS if isinstanc
 def available_backends() -> tuple[str, ...]:
     """Return the names of the backends, in the order in which they are tried.
 
-    `reference`, and `flex` on the CPU, store every score and run only if they are requested by name.
+    `reference`, and `flex` on the CPU, store every score and run only if they are requested by name. So does
+    `native_float32`: `native` with products in float32 for bfloat16 inputs as well, as on a processor without bfloat16
+    products.
 
     >>> "tiled" in available_backends()
     True

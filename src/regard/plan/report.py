@@ -1,6 +1,6 @@
 """The predicted cost of a plan, and its text."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,7 +93,7 @@ def format_plan(
         f"backend  {backend}{f' ({variant})' if variant else ''}, tiles of {tiling.tile_queries} x {tiling.tile_keys}",
     ]
     for name, reasons in unsupported_reasons.items():
-        if name != backend:
+        if name != backend and not _is_variant(name, unsupported_reasons):
             lines.append(f"         not {name}: {'; '.join(reasons) if reasons else 'supported, but not chosen'}")
     lines += [
         f"tiles    {_format_coverage(spec, coverage)}",
@@ -101,6 +101,11 @@ def format_plan(
         f"         backward {backward}; second order and forward mode about {second}",
     ]
     return "\n".join(lines + (_format_caches() if debug else []))
+
+
+def _is_variant(name: str, names: Collection[str]) -> bool:
+    """Whether a backend is named after another one, which the plan lists already: native_float32 after native."""
+    return any(name.startswith(f"{other}_") for other in names)
 
 
 def _format_caches() -> list[str]:

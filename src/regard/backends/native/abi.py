@@ -60,7 +60,7 @@ class AttentionParams(ctypes.Structure):
     _fields_ = (
         *_int64_fields("batch num_heads num_kv_heads n_q n_k head_dim value_dim num_threads"),
         ("scale", ctypes.c_double),
-        ("dtype", ctypes.c_int64),
+        *_int64_fields("dtype output_dtype"),
         *((name, StridedRows) for name in ("q", "k", "v")),
         *_int64_fields("coverage_batch coverage_num_heads coverage_num_panels coverage_run_offsets coverage_runs"),
         *_int64_fields("program seed dropout_threshold"),

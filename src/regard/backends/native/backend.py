@@ -42,6 +42,7 @@ from regard.tensors.precision import dtype_name
 from regard.tensors.storage import address, check_captured_storage, check_storage, required_bytes
 
 THRESHOLD_MODES = {Entmax: ThresholdMode.ENTMAX, TopK: ThresholdMode.TOPK, Hardmax: ThresholdMode.HARDMAX}
+BF16_BUILD = "AVX-512 BF16"  # multiplies pairs of bfloat16
 COLUMN_SUM_GROUPS = 32  # groups of rows, summed separately; the same for any number of threads
 
 
@@ -61,17 +62,24 @@ def builds() -> tuple[KernelBuild, ...]:
     return () if abi.core is None else tuple(KernelBuild(*entry) for entry in abi.core.builds())
 
 
+def float32_build() -> KernelBuild | None:
+    """The fastest build that multiplies in float32, whatever the dtype of the inputs."""
+    return next((build for build in builds() if build.name != BF16_BUILD), None)
+
+
 class NativeBackend:
-    """Softmax and thresholded attention on the CPU, in float32.
+    """Softmax and thresholded attention on the CPU.
+
+    Sums are in float32. So are products, unless q, k and v are bfloat16 and the build multiplies pairs of bfloat16.
 
     It supports any mask and score modifier that compiles to a program. Some limits show only in the data, such as a
     lookup index out of range. The forward and backward pass then raise `UnsupportedCall`, and `fallback` runs instead.
     """
 
-    name = "native"
     compute_dtype: torch.dtype | None = None
 
-    def __init__(self, fallback: Backend | None, build: KernelBuild | None = None) -> None:
+    def __init__(self, fallback: Backend | None, build: KernelBuild | None = None, name: str = "native") -> None:
+        self.name = name
         self.fallback = fallback
         self.build = build or next(iter(builds()), None)
         self.variant = self.build.name if self.build else ""
@@ -205,9 +213,11 @@ class NativeBackend:
         packed_program = self._pack_program(spec, inputs, tiling, sample_only, tuple(n - 3 for n in captured))
         sums = {n: torch.empty(tensors[n].shape, dtype=torch.float32) for n in range(3)}
         sums |= {n: torch.zeros(tensors[n].shape, dtype=torch.float32) for n in captured}
-        params, keepalive = _pack_params(spec, inputs, packed_program, [sums[n] for n in captured])
-        dtype = _kernel_dtype(spec, inputs)
-        saved_rows = [x.contiguous() for x in (saved.output.to(dtype), saved.statistic, saved.d_statistic)]
+        # a gradient that is not rounded to the dtype of the inputs stays as it is
+        dtype = _kernel_dtype(inputs) if saved.d_output.dtype == inputs.q.dtype else torch.float32
+        params, keepalive = _pack_params(spec, inputs, packed_program, dtype, [sums[n] for n in captured])
+        params.output_dtype = DTYPES.index(torch.float32)
+        saved_rows = [x.contiguous() for x in (saved.output.float(), saved.statistic, saved.d_statistic)]
         d_output = _with_contiguous_rows(saved.d_output.to(dtype))
         params.output, params.row_statistic, params.d_row_statistic = (address(x) for x in saved_rows)
         params.d_output = _strided_rows(d_output)
@@ -448,10 +458,17 @@ _OUTPUT_OFFSET = AttentionParams.output.offset  # the row statistic follows
 
 
 def _pack_params(
-    spec: CallSpec, inputs: BackendInputs, packed_program: PackedProgram | None, gradient_sums: Sequence[Tensor] = ()
+    spec: CallSpec,
+    inputs: BackendInputs,
+    packed_program: PackedProgram | None,
+    dtype: torch.dtype | None = None,
+    gradient_sums: Sequence[Tensor] = (),
 ) -> tuple[AttentionParams, tuple[object, ...]]:
-    """The parameters of a call without its outputs, and the objects that must outlive the kernel, q, k and v first."""
-    dtype = _kernel_dtype(spec, inputs)
+    """The parameters of a call without its outputs, and the objects that must outlive the kernel, q, k and v first.
+
+    q, k and v are converted to `dtype`, by default their own.
+    """
+    dtype = dtype or _kernel_dtype(inputs)
     tensors = [_with_contiguous_rows(x.detach().to(dtype)) for x in (inputs.q, inputs.k, inputs.v)]
     shape = (spec.batch_size, spec.num_heads, spec.num_kv_heads, spec.n_q, spec.n_k, spec.head_dim, spec.value_dim)
     program, keepalive = (
@@ -463,7 +480,7 @@ def _pack_params(
     seed = (inputs.seed + 2**63) % 2**64 - 2**63  # the same 64 bits, signed
     dropout_threshold, dropout_scale = min(round(spec.dropout * 2**32), 2**32 - 1), 1.0 / (1.0 - spec.dropout)
     rows = (_strided_rows(x) for x in tensors)
-    numbers = (torch.get_num_threads(), spec.scale, DTYPES.index(dtype))
+    numbers = (torch.get_num_threads(), spec.scale, DTYPES.index(dtype), DTYPES.index(_output_dtype(spec, dtype)))
     params = AttentionParams(*shape, *numbers, *rows, *coverage, program, seed, dropout_threshold, dropout_scale)
     params.dropout_head_offset, *query_and_key = inputs.dropout_origin
     params.dropout_query_offset, params.dropout_query_step, params.dropout_key_offset, params.dropout_key_step = (
@@ -479,15 +496,21 @@ def _pack_params(
 def _allocate_outputs(spec: CallSpec, inputs: BackendInputs, params: AttentionParams) -> tuple[Tensor, Tensor]:
     """Allocate the output and the row statistic of a kernel, and write their addresses to `params`."""
     rows = (spec.batch_size, spec.num_heads, spec.n_q)
-    output = torch.empty((*rows, spec.value_dim), dtype=_kernel_dtype(spec, inputs))
+    output = torch.empty((*rows, spec.value_dim), dtype=_output_dtype(spec, _kernel_dtype(inputs)))
     statistic = torch.empty(rows, dtype=torch.float32)
     params.output, params.row_statistic = address(output), address(statistic)
     return output, statistic
 
 
-def _kernel_dtype(spec: CallSpec, inputs: BackendInputs) -> torch.dtype:
-    """The dtype that the kernels read and write: the spec's, or float32 if the score prepared q or k in float32."""
-    return spec.dtype if inputs.q.dtype == inputs.k.dtype == inputs.v.dtype == spec.dtype else torch.float32
+def _kernel_dtype(inputs: BackendInputs) -> torch.dtype:
+    """The dtype of q, k and v in the kernels: float32 if the score prepared q or k in float32."""
+    q, k, v = inputs.q.dtype, inputs.k.dtype, inputs.v.dtype
+    return q if q == k == v and q in DTYPES else torch.float32
+
+
+def _output_dtype(spec: CallSpec, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the output in the kernels, given that of q, k and v: the call's if it is the same, else float32."""
+    return dtype if spec.dtype == dtype else torch.float32
 
 
 @memoize(512)
