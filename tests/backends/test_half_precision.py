@@ -1,4 +1,4 @@
-"""bfloat16 and float16 on the native backend: inputs and outputs in half precision, sums in float32."""
+"""bfloat16 and float16 on the native backend with products in float32: only inputs and outputs are rounded."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 import regard
 from regard import mask, score
-from regard.backends.native.backend import KernelBuild, NativeBackend, builds
+from regard.backends.native.backend import BF16_BUILD, KernelBuild, NativeBackend, builds
 from regard.backends.shared.autograd import differentiable_forward
 from regard.backends.tiled import TiledBackend
 from regard.call.attention_call import AttentionCall
@@ -26,6 +26,11 @@ OPTIONS = {
 }
 # (queries, keys, head dim, value dim): panels, whole and partial vectors, and few queries with many keys
 SHAPES = [(61, 210, 8, 9), (100, 130, 64, 32), (1, 2100, 64, 64), (3, 300, 40, 24), (0, 5, 8, 8), (5, 0, 8, 8)]
+
+
+def skip_bf16_products(build: KernelBuild, dtype: torch.dtype) -> None:
+    if build.name == BF16_BUILD and dtype == torch.bfloat16:
+        pytest.skip("this build rounds weights as well: native/test_bf16_products.py tests it")
 
 
 def random_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -49,6 +54,7 @@ def output_and_gradients(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_only_inputs_and_outputs_are_rounded(dtype, build: KernelBuild, shape, name):
+    skip_bf16_products(build, dtype)
     tensors = random_inputs(shape, dtype)
     actual = output_and_gradients(NativeBackend(NoFallback(), build), *tensors, **OPTIONS[name])
     expected = output_and_gradients(NativeBackend(NoFallback(), build), *(x.float() for x in tensors), **OPTIONS[name])
@@ -66,6 +72,7 @@ def test_only_inputs_and_outputs_are_rounded(dtype, build: KernelBuild, shape, n
 def test_output_without_gradients_is_the_float32_output_rounded_to_nearest(
     dtype: torch.dtype, build: KernelBuild, shape: tuple[int, ...]
 ) -> None:
+    skip_bf16_products(build, dtype)
     backend = NativeBackend(NoFallback(), build)
     half, exact = (
         backend.forward(call.spec, call.prepare_inputs(), backend.tiling(call.spec))[0]

@@ -223,7 +223,10 @@ def test_half_precision_is_as_accurate_as_eager(name: str, dtype: torch.dtype) -
     exact_outputs = case.outputs(float_model(**float_inputs))
     eager_outputs, our_outputs = run_on_both(model, lambda model: case.outputs(model(**inputs)))
     for exact, eager, ours in zip(exact_outputs, eager_outputs, our_outputs, strict=True):
-        eager_error, our_error = ((x.float() - exact).norm() / exact.norm() for x in (eager, ours))
+        # of tokens, the median: where rounding sends a token to another expert, its error is large for any attention
+        eager_error, our_error = (
+            ((x.float() - exact).norm(dim=-1) / exact.norm(dim=-1)).median() for x in (eager, ours)
+        )
         assert ours.dtype == dtype
         assert 1e-5 < our_error < 1.25 * eager_error  # eager rounds scores and weights too; errors vary by a tenth
 
