@@ -27,7 +27,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     backends = [
         pytest.param(name, id=name, marks=[pytest.mark.long] if is_long and name == "flex" else [])
         for name in regard.available_backends()
-        if name != "native_float32"  # differs from `native` in bfloat16 only: tests/backends/test_half_precision.py
     ]
     is_generated = hasattr(metafunc.function, "hypothesis")
     has_several_tiles = "tile" in metafunc.function.__name__

@@ -10,12 +10,13 @@ from regard.plan.choose import Plan
 
 _TILED = TiledBackend()
 NATIVE = NativeBackend(fallback=_TILED)
+NATIVE_FLOAT32 = NativeBackend(fallback=_TILED, build=float32_build(), name="native_float32")
 BACKENDS: tuple[Backend, ...] = (
     NATIVE,
+    NATIVE_FLOAT32,
     FlexBackend(fallback=_TILED),
     _TILED,
     ReferenceBackend(),
-    NativeBackend(fallback=_TILED, build=float32_build(), name="native_float32"),
 )
 BACKENDS_BY_NAME = {backend.name: backend for backend in BACKENDS}
 FAST_PATH_BACKENDS = {backend.name: backend for backend in BACKENDS if isinstance(backend, SupportsFastPath)}
@@ -24,14 +25,13 @@ FAST_PATH_BACKENDS = {backend.name: backend for backend in BACKENDS if isinstanc
 def available_backends() -> tuple[str, ...]:
     """Return the names of the backends, in the order in which they are tried.
 
-    `reference`, and `flex` on the CPU, store every score and run only if they are requested by name. So does
-    `native_float32`: `native` with products in float32 for bfloat16 inputs as well, as on a processor without bfloat16
-    products.
+    `reference`, and `flex` on the CPU, store every score and run only if they are requested by name. One more name may
+    be requested, `native_float32`: the backend `native` with products in float32, also of bfloat16 inputs.
 
     >>> "tiled" in available_backends()
     True
     """
-    return tuple(BACKENDS_BY_NAME)
+    return tuple(name for name in BACKENDS_BY_NAME if name != NATIVE_FLOAT32.name)
 
 
 def weight_tile_source(plan: Plan, weight_inputs: WeightInputs) -> WeightTileSource:

@@ -15,8 +15,7 @@ INTRODUCTION = f"""\
 
 Every mechanism of regard on the same small input: its weights, its formula, its cost and its code. `regard mechanisms
 --markdown` writes this page from [the catalog]({REPOSITORY}/src/regard/mechanisms/catalog.toml). [Choose a
-mechanism](which-one.md) starts from your case. The pictures and filters are on the documentation site, which
-`make docs` builds.
+mechanism](which-one.md) starts from your case. The pictures and filters are on the site, which `make docs` builds.
 
 ## The pictures
 

@@ -18,9 +18,7 @@ FRONTEND = "tools/docs/gallery/frontend"
 SCRIPT, STYLE = "assets/gallery.js", "assets/gallery.css"
 MAX_NARROW_FORMULA = 75  # characters of LaTeX of a formula beside the picture
 SPACE_BETWEEN_FORMULAS = re.compile(r",?\s*\\q?quad\s*|,\\ (?=[A-Z])")
-NOTE_IN_REPOSITORY = re.compile(
-    r"\s+The pictures and filters are on the documentation site, which `make docs`\s+builds\."
-)
+NOTE_IN_REPOSITORY = re.compile(r"\s+The pictures and filters are on the site, which `make docs` builds\.")
 LEGEND = (
     "In a picture, row i is query i, and column j is key j. Dark blue is a weight of 1, orange is negative, and a "
     "blank cell is exactly 0. [More about the pictures](#the-pictures)"
