@@ -725,15 +725,17 @@ struct Backward {
   }
 };
 
+// Runs the blocks of panels of all heads. `Work` is Backward, or derives from it.
+template <class Work = Backward>
 static bool backward_in_panels(const AttentionParams& params, bool (*should_stop)()) {
   const int64_t num_panels = (params.n_q + PANEL_QUERIES - 1) / PANEL_QUERIES;
   const int64_t panels_per_block = std::min(BACKWARD_PANELS_PER_BLOCK, num_panels);
   const int64_t blocks_per_head = (num_panels + panels_per_block - 1) / panels_per_block;
-  Backward work(params, blocks_per_head, panels_per_block);
+  Work work(params, blocks_per_head, panels_per_block);
   const bool is_complete = parallel_for(
       params.batch * params.num_heads * blocks_per_head, params.num_threads, work.scratch_floats(),
-      [](void* context, int64_t item, float* scratch) { static_cast<Backward*>(context)->run_block(item, scratch); },
-      &work, should_stop);
+      [](void* context, int64_t item, float* scratch) { static_cast<Work*>(context)->run_block(item, scratch); }, &work,
+      should_stop);
   work.zero_unvisited_keys();
   work.write_local_sums();
   return is_complete;

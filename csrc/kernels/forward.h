@@ -259,28 +259,21 @@ struct Forward {
   }
 };
 
-// How the panels of a head are divided into items.
-struct ForwardBlocks {
-  int64_t per_head;
-  int64_t panels;  // in a block
-};
-
-static ForwardBlocks forward_blocks(const AttentionParams& params) {
+// Runs the blocks of panels of all heads. `Work` is Forward, or one with the same members.
+template <class Work = Forward>
+static bool forward_in_panels(const AttentionParams& params, bool (*should_stop)()) {
   const int64_t num_panels = (params.n_q + PANEL_QUERIES - 1) / PANEL_QUERIES;
   const int64_t num_heads = params.batch * params.num_heads;
-  int64_t panels = std::min(PANELS_PER_BLOCK, num_panels);
+  int64_t panels_per_block = std::min(PANELS_PER_BLOCK, num_panels);
   // several items per thread, so that no thread waits long for another
-  while (panels > 1 && num_heads * ((num_panels + panels - 1) / panels) < 4 * params.num_threads) --panels;
-  return {panels ? (num_panels + panels - 1) / panels : 0, panels};
-}
-
-static bool forward_in_panels(const AttentionParams& params, bool (*should_stop)()) {
-  const ForwardBlocks blocks = forward_blocks(params);
-  Forward work{params, blocks.per_head, blocks.panels};
+  while (panels_per_block > 1 &&
+         num_heads * ((num_panels + panels_per_block - 1) / panels_per_block) < 4 * params.num_threads)
+    --panels_per_block;
+  Work work{params, panels_per_block ? (num_panels + panels_per_block - 1) / panels_per_block : 0, panels_per_block};
   return parallel_for(
-      params.batch * params.num_heads * work.blocks_per_head, params.num_threads, work.scratch_floats(),
-      [](void* context, int64_t item, float* scratch) { static_cast<Forward*>(context)->run_block(item, scratch); },
-      &work, should_stop);
+      num_heads * work.blocks_per_head, params.num_threads, work.scratch_floats(),
+      [](void* context, int64_t item, float* scratch) { static_cast<Work*>(context)->run_block(item, scratch); }, &work,
+      should_stop);
 }
 
 }  // namespace

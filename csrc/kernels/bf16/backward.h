@@ -13,7 +13,6 @@
 #include "kernels/backward.h"
 #include "kernels/bf16/forward.h"
 #include "kernels/bf16/products.h"
-#include "parallel.h"
 #include "simd/flush_denormals.h"
 
 namespace regard {
@@ -58,10 +57,10 @@ struct Bf16Backward : Backward {
     int64_t key_begin = 0, key_end = 0;      // within the tile
   };
 
-  size_t bf16_scratch_floats() const {
+  size_t scratch_floats() const {
     const AttentionParams& p = params;
     const int64_t padded_channels = round_up_to_lanes(p.head_dim) + round_up_to_lanes(p.value_dim);
-    return scratch_floats() + BLOCK_QUERIES * (num_pairs(p.head_dim) + num_pairs(p.value_dim)) +
+    return Backward::scratch_floats() + BLOCK_QUERIES * (num_pairs(p.head_dim) + num_pairs(p.value_dim)) +
            BLOCK_QUERIES / 2 * padded_channels + BACKWARD_TILE_KEYS * (BLOCK_QUERIES + PANEL_QUERIES / 2) +
            BACKWARD_TILE_KEYS * (p.head_dim + p.value_dim / 2 + 2) + PANEL_QUERIES * p.value_dim + 16 * 24;
   }
@@ -83,7 +82,7 @@ struct Bf16Backward : Backward {
     return work;
   }
 
-  void run_bf16_block(int64_t index, float* scratch) const {
+  void run_block(int64_t index, float* scratch) const {
     const FlushDenormals flush;
     const AttentionParams& p = params;
     const int64_t b = index / blocks_per_head / p.num_heads, h = index / blocks_per_head % p.num_heads;
@@ -377,22 +376,6 @@ struct Bf16Backward : Backward {
     add(bf16_work.d_scores, bf16_work.query_row_pairs, round_up_to_lanes(params.head_dim), work.d_k);
   }
 };
-
-static bool bf16_backward_in_panels(const AttentionParams& params, bool (*should_stop)()) {
-  const int64_t num_panels = (params.n_q + PANEL_QUERIES - 1) / PANEL_QUERIES;
-  const int64_t panels_per_block = std::min(BACKWARD_PANELS_PER_BLOCK, num_panels);
-  const int64_t blocks_per_head = (num_panels + panels_per_block - 1) / panels_per_block;
-  Bf16Backward work(params, blocks_per_head, panels_per_block);
-  const bool is_complete = parallel_for(
-      params.batch * params.num_heads * blocks_per_head, params.num_threads, work.bf16_scratch_floats(),
-      [](void* context, int64_t item, float* scratch) {
-        static_cast<Bf16Backward*>(context)->run_bf16_block(item, scratch);
-      },
-      &work, should_stop);
-  work.zero_unvisited_keys();
-  work.write_local_sums();
-  return is_complete;
-}
 
 }  // namespace
 }  // namespace REGARD_ISA

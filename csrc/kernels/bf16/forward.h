@@ -17,7 +17,6 @@
 #include "kernels/forward.h"
 #include "kernels/key_tile.h"
 #include "kernels/scratch.h"
-#include "parallel.h"
 #include "simd/flush_denormals.h"
 
 namespace regard {
@@ -373,15 +372,6 @@ struct Bf16Forward {
                         static_cast<uint16_t*>(p.output) + row * p.value_dim);
   }
 };
-
-static bool bf16_forward_in_panels(const AttentionParams& params, bool (*should_stop)()) {
-  const ForwardBlocks blocks = forward_blocks(params);
-  Bf16Forward work{params, blocks.per_head, blocks.panels};
-  return parallel_for(
-      params.batch * params.num_heads * work.blocks_per_head, params.num_threads, work.scratch_floats(),
-      [](void* context, int64_t item, float* scratch) { static_cast<Bf16Forward*>(context)->run_block(item, scratch); },
-      &work, should_stop);
-}
 
 }  // namespace
 }  // namespace REGARD_ISA

@@ -22,11 +22,12 @@ static bool uses_bf16_products(const AttentionParams& p) {
 
 static bool forward(const AttentionParams& params, bool (*should_stop)()) {
   if (!uses_bf16_products(params)) return avx512::kernels.forward(params, should_stop);
-  return is_decode(params) ? decode<Bf16Channels>(params, should_stop) : bf16_forward_in_panels(params, should_stop);
+  return is_decode(params) ? decode<Bf16Channels>(params, should_stop)
+                           : forward_in_panels<Bf16Forward>(params, should_stop);
 }
 
 static bool backward(const AttentionParams& params, bool (*should_stop)()) {
-  return uses_bf16_products(params) && !params.entmax_exponents ? bf16_backward_in_panels(params, should_stop)
+  return uses_bf16_products(params) && !params.entmax_exponents ? backward_in_panels<Bf16Backward>(params, should_stop)
                                                                 : avx512::kernels.backward(params, should_stop);
 }
 
