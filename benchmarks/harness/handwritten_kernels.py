@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from regard.backends.native import abi
-from regard.backends.native.backend import builds
+from regard.backends.native.backend import float32_build
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
@@ -30,10 +30,11 @@ class CompileError(Exception):
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the handwritten kernels for the build that regard uses on this processor."""
-    if not builds():
+    """Return the handwritten kernels for the build that regard uses for float32 on this processor."""
+    build = float32_build()
+    if build is None:
         raise CompileError("regard was installed without a C++ compiler")
-    isa = ISAS[builds()[0].name]
+    isa = ISAS[build.name]
     path = ROOT / "build" / f"handwritten-{isa}.so"
     sources = [
         HANDWRITTEN / "kernels.cpp",
