@@ -2,7 +2,7 @@
 // all sums are computed in float32; the weights and the gradients of scores are rounded to bfloat16 for the products.
 //
 // The products over queries, for d_k and d_v, run over panels that attend to the same keys of a tile together. A panel
-// computes a tile in float32 where the forward pass would, and where a gradient might not be finite.
+// computes a tile in float32 if its scores or gradients might not be finite.
 #pragma once
 
 #include <algorithm>
@@ -292,7 +292,7 @@ struct Bf16Backward : Backward {
       Ops::store_rounded(bf16_work.weights + (offset + t) * BLOCK_QUERIES + column + j * LANES, weight_after_dropout);
       return weight * (d_weight - delta[j]);
     };
-    if (ROUND_ALL) return for_each_key_pair<N>(count, offset, column, bf16_work, d_score);
+    if (ROUND_ALL) return store_d_scores<N>(count, offset, column, bf16_work, d_score);
     for (int64_t t = 0; t < count; ++t)
       REGARD_UNROLL for (int j = 0; j < N; ++j) store(d_scores + (t * N + j) * LANES, d_score(t, j));
   }
@@ -300,14 +300,14 @@ struct Bf16Backward : Backward {
   template <int N>
   void round_d_scores(int64_t count, int64_t offset, int64_t column, const float* d_scores,
                       const Bf16Workspace& bf16_work) const {
-    for_each_key_pair<N>(count, offset, column, bf16_work,
-                         [&](int64_t t, int j) REGARD_INLINE_LAMBDA { return load(d_scores + (t * N + j) * LANES); });
+    store_d_scores<N>(count, offset, column, bf16_work,
+                      [&](int64_t t, int j) REGARD_INLINE_LAMBDA { return load(d_scores + (t * N + j) * LANES); });
   }
 
   // Rounds the gradients of scores, which `d_score(t, j)` returns, to rows and to pairs of keys.
   template <int N, class DScore>
-  REGARD_INLINE_METHOD void for_each_key_pair(int64_t count, int64_t offset, int64_t column,
-                                              const Bf16Workspace& bf16_work, const DScore& d_score) const {
+  REGARD_INLINE_METHOD void store_d_scores(int64_t count, int64_t offset, int64_t column,
+                                           const Bf16Workspace& bf16_work, const DScore& d_score) const {
     uint16_t* rows = bf16_work.d_scores + offset * BLOCK_QUERIES + column;
     const int64_t lead = offset % 2;
     const auto rounded = [&](int64_t t, int j) REGARD_INLINE_LAMBDA {

@@ -1,4 +1,4 @@
-// Decoding in bfloat16: kernels/decode.h with keys and values read as they lie in memory. Scores and weights are
+// Decoding in bfloat16: kernels/decode.h with keys and values read in place. Scores and weights are
 // floats; the weights are rounded to bfloat16 for their product with the values.
 #pragma once
 

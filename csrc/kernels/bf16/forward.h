@@ -1,9 +1,9 @@
 // Forward in bfloat16: the online softmax of kernels/forward.h with products of bfloat16 pairs.
 //
 // Scores, maxima and sums are floats. Weights are rounded to bfloat16 once, and the output is divided by the sum of the
-// rounded weights; the lse is the logarithm of the sum of the unrounded ones. The instructions lose NaN, and an
-// infinity is no weight: a panel computes a tile in float32 where its scores might not be finite, or its values are
-// not.
+// rounded weights; the lse is the logarithm of the sum of the unrounded ones. The
+// exponential does not propagate NaN or infinity, so a panel computes a tile in float32 if its scores might not be
+// finite, or if its values are not.
 #pragma once
 
 #include <algorithm>

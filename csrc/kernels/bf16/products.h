@@ -1,6 +1,6 @@
 // Products of bfloat16 matrices. A step of a product takes a pair of numbers from each side, and sums are floats.
 //
-//     scores[t][lane] = sum over p of k[t][2p, 2p + 1] . q[2p, 2p + 1][lane]        K is read as it lies in memory
+//     scores[t][lane] = sum over p of k[t][2p, 2p + 1] . q[2p, 2p + 1][lane]        K is read in place
 //     sums[c][lane]  += sum over t of (v[t][c], v[t + 1][c]) . w[t, t + 1][lane]    V and w are paired along the keys
 #pragma once
 
